@@ -1,0 +1,37 @@
+# make demo    set up, then train and compare the models on the standard library of this Python
+# make test    set up, then lint and run the tests
+# make bench   run every benchmark; each writes runs/bench/NAME.json
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+BENCHMARKS := training
+
+.PHONY: setup demo test lint bench $(addprefix bench-,$(BENCHMARKS)) clean
+
+setup: $(READY)
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "spalm needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version). Try: make PYTHON=python3.11 $(MAKECMDGOALS)"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+demo: $(READY)
+	$(BIN)/spalm run demo --out runs/demo
+
+lint: $(READY)
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+
+test: lint
+	$(BIN)/python -m pytest $(ARGS)
+
+bench: $(addprefix bench-,$(BENCHMARKS))
+
+$(addprefix bench-,$(BENCHMARKS)): bench-%: $(READY)
+	$(BIN)/python benchmarks/$*.py --out runs/bench/$*.json $(ARGS)
+
+clean:
+	rm -rf $(VENV) runs

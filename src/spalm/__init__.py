@@ -1,0 +1,7 @@
+"""spalm: language models with a short-term and a long-term memory.
+
+The folders are the pipeline, in alphabetical order: corpus -> learning -> lm -> study.
+Each imports only from those before it and from the ground floor (artifact, console, errors, settings).
+"""
+
+__version__ = "0.1.0"

@@ -1,0 +1,203 @@
+"""Artifacts: the arrows between stages, each a directory that describes itself.
+
+    DIR/manifest.json     what it is, its settings, its parents' digests, its files with size, dtype, shape and digest
+    DIR/...               the files
+
+The manifest is written last and in one step, so a directory with a manifest is whole. A directory that is still being
+made holds `unfinished.json` instead: what it is going to be, so that the work resumes only where it is the same work.
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import spalm
+from spalm.console import console
+from spalm.errors import InputError
+from spalm.settings import differences
+
+MANIFEST = "manifest.json"
+UNFINISHED = "unfinished.json"
+
+
+class Artifact:
+    """A finished artifact, opened for reading. Opening checks that every file is there with its full size."""
+
+    def __init__(self, directory: Path | str, kind: str | None = None):
+        self.directory = Path(directory)
+        path = self.directory / MANIFEST
+        if not path.exists():
+            state = "is unfinished: run the same command again" if self.directory.exists() else "does not exist"
+            raise InputError(f"{self.directory} {state} (no {MANIFEST})")
+        try:
+            self.manifest: dict[str, Any] = json.loads(path.read_text())
+            self.kind, self.settings, self.facts = (self.manifest[key] for key in ("kind", "settings", "facts"))
+        except (json.JSONDecodeError, KeyError, UnicodeDecodeError):
+            raise InputError(f"{path} is damaged; remove {self.directory} and make it again") from None
+        if kind is not None and self.kind != kind:
+            raise InputError(f"{self.directory} holds a {self.kind}, a {kind} is needed; give another directory")
+        for name, entry in self.manifest["files"].items():
+            size = (self.directory / name).stat().st_size if (self.directory / name).exists() else None
+            if size != entry["bytes"]:
+                found = "is missing" if size is None else f"has {size:,} bytes, its manifest says {entry['bytes']:,}"
+                raise InputError(f"{self.directory / name} {found}; remove {self.directory} and make it again")
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        return {key: self.manifest[key] for key in ("kind", "version", "settings", "parents")}
+
+    @property
+    def digest(self) -> str:
+        """Stands for everything in the artifact: the manifest names each file's own digest."""
+        return digest_of_json(self.manifest)
+
+    def array(self, name: str) -> np.ndarray:
+        """The array called `name`, memory-mapped and read-only."""
+        entry = self.manifest["files"][name]
+        shape = tuple(entry["shape"])
+        if not all(shape):
+            return np.zeros(shape, entry["dtype"])
+        return np.memmap(self.directory / name, dtype=entry["dtype"], mode="r", shape=shape)
+
+    def verify(self) -> None:
+        """Reads every byte and compares it with the digests of the manifest."""
+        for name, entry in self.manifest["files"].items():
+            if digest_of_file(self.directory / name) != entry["sha256"]:
+                raise InputError(f"{self.directory / name} is damaged (its digest differs); make it again")
+
+
+def digest_of_file(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def digest_of_json(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def write_atomically(path: Path, content: bytes | str) -> None:
+    """Puts `content` at `path` in one step: after a crash there is the old file or the new one, nothing between."""
+    temporary = path.with_name(path.name + ".tmp")
+    with temporary.open("wb") as file:
+        file.write(content.encode() if isinstance(content, str) else content)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+def write_json(path: Path, value: Any) -> None:
+    write_atomically(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+class Draft:
+    """An artifact in the making: write files below `directory`, declare arrays, then return the facts about it."""
+
+    def __init__(self, directory: Path):
+        self.directory = directory
+        self._arrays: dict[str, dict[str, Any]] = {}
+
+    def declare(self, name: str, dtype: np.dtype | str, shape: tuple[int, ...]) -> None:
+        """Says that the file `name` is a raw little-endian array of this type and shape."""
+        self._arrays[name] = {"dtype": np.dtype(dtype).newbyteorder("<").str, "shape": list(shape)}
+
+    def write_array(self, name: str, array: np.ndarray) -> None:
+        self.declare(name, array.dtype, array.shape)
+        write_atomically(self.directory / name, array.astype(self._arrays[name]["dtype"], copy=False).tobytes())
+
+    def finish(self, identity: Mapping[str, Any], facts: Mapping[str, Any], files: list[str]) -> None:
+        entries = {}
+        for name in sorted({*files, *self._arrays}):
+            path = self.directory / name
+            entries[name] = {"bytes": path.stat().st_size, "sha256": digest_of_file(path), **self._arrays.get(name, {})}
+        write_json(
+            self.directory / MANIFEST,
+            {**identity, "facts": dict(facts), "files": entries, "spalm": spalm.__version__},
+        )
+        (self.directory / UNFINISHED).unlink()
+
+
+Make = Callable[[Draft], tuple[dict[str, Any], list[str]]]
+"""Fills a draft and returns the facts to keep in its manifest and the files that belong to it."""
+
+
+def stage(
+    directory: Path,
+    kind: str,
+    version: int,
+    settings: Mapping[str, Any],
+    parents: Mapping[str, str],
+    make: Make,
+    restart: bool = False,
+) -> Artifact:
+    """The artifact at `directory`, made now unless it is there already with the same settings and parents.
+
+    A finished one made from something else is set aside as `NAME.previous`. An unfinished one of something else is
+    refused unless `restart`, because the work in it would be lost.
+    """
+    identity = {"kind": kind, "version": version, "settings": dict(settings), "parents": dict(parents)}
+    directory.mkdir(parents=True, exist_ok=True)
+    with _only_writer(directory):
+        if (directory / MANIFEST).exists():
+            present = Artifact(directory)
+            if present.identity == identity:
+                console.print(f"[dim]{directory}: finished before, unchanged[/dim]")
+                return present
+    if (directory / MANIFEST).exists():
+        _set_aside(directory, differences(present.identity, identity))
+        directory.mkdir()
+    with _only_writer(directory):
+        _claim(directory, identity, restart)
+        draft = Draft(directory)
+        facts, files = make(draft)
+        draft.finish(identity, facts, files)
+    return Artifact(directory)
+
+
+def _claim(directory: Path, identity: dict[str, Any], restart: bool) -> None:
+    """Marks the directory as this work in progress, or finds that it is already."""
+    marker = directory / UNFINISHED
+    if marker.exists() and not restart:
+        changed = differences(json.loads(marker.read_text()), identity)
+        if changed:
+            raise InputError(
+                f"{directory} holds unfinished work with other settings ({changed[0]}); "
+                "go back to them, choose another --out, or give --restart to begin again"
+            )
+        return
+    others = [path for path in directory.iterdir() if path.name != UNFINISHED]
+    if others and not marker.exists():
+        raise InputError(f"{directory} holds files that are not ours ({others[0].name}); choose another --out")
+    for path in others:
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    write_json(marker, identity)
+
+
+def _set_aside(directory: Path, changed: list[str]) -> None:
+    previous = directory.with_name(directory.name + ".previous")
+    shutil.rmtree(previous, ignore_errors=True)
+    directory.rename(previous)
+    more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
+    console.print(f"{directory}: {changed[0]}{more}; made again, the old one is kept as {previous.name}")
+
+
+@contextmanager
+def _only_writer(directory: Path) -> Iterator[None]:
+    """Holds the directory for this process; a second writer is refused at once, and a crash lets go."""
+    handle = os.open(directory, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(handle)
+        raise InputError(f"{directory} is being written by another process; wait for it or choose another --out") from None
+    try:
+        yield
+    finally:
+        os.close(handle)

@@ -1,0 +1,89 @@
+"""Settings: typed, documented, and closed. Each class of settings sits beside the thing it configures."""
+
+from collections.abc import Mapping
+from typing import Any, Self
+
+import pydantic
+import yaml
+
+from spalm.errors import InputError
+
+
+class Settings(pydantic.BaseModel):
+    """A group of settings. A field's docstring is its help text; a key that is not a field is refused."""
+
+    model_config = pydantic.ConfigDict(
+        extra="forbid", frozen=True, use_attribute_docstrings=True, validate_default=True, allow_inf_nan=False
+    )
+
+    @classmethod
+    def parse(cls, values: Mapping[str, Any], where: str) -> Self:
+        """Checks `values` against the fields; the first thing wrong becomes one line that names `where` it stands."""
+        try:
+            return cls.model_validate(values)
+        except pydantic.ValidationError as error:
+            raise InputError(f"{where}: {_first_problem(cls, error)}") from None
+
+    def as_json(self) -> dict[str, Any]:
+        return self.model_dump(mode="json")
+
+
+def _first_problem(cls: type[Settings], error: pydantic.ValidationError) -> str:
+    problem = error.errors(include_url=False)[0]
+    key = ".".join(str(part) for part in problem["loc"])
+    if problem["type"] == "extra_forbidden":
+        return f"unknown key {key!r}; it takes {', '.join(_keys_beside(cls, problem['loc']))}"
+    if problem["type"] == "missing":
+        return f"{key!r} is missing; add it"
+    reason = problem["msg"].removeprefix("Value error, ")
+    return f"{key} = {problem['input']!r}: {reason[:1].lower()}{reason[1:]}" if key else reason
+
+
+def _keys_beside(cls: type[Settings], location: tuple[int | str, ...]) -> list[str]:
+    """The keys that would have been right at the place of an unknown one."""
+    choices: list[type[Settings]] = [cls]
+    for part in location[:-1]:
+        inner = [_settings_in(choice.model_fields[part].annotation) for choice in choices if part in choice.model_fields]
+        # A union of settings puts the chosen kind into the location: that part names no field.
+        choices = [found for group in inner for found in group] or choices
+    return sorted({name for choice in choices for name in choice.model_fields})
+
+
+def _settings_in(annotation: Any) -> list[type[Settings]]:
+    if isinstance(annotation, type) and issubclass(annotation, Settings):
+        return [annotation]
+    return [found for part in getattr(annotation, "__args__", ()) for found in _settings_in(part)]
+
+
+def override(values: dict[str, Any], assignments: list[str]) -> dict[str, Any]:
+    """`values` with `key.inner=value` assignments laid over it; the right-hand sides are YAML."""
+    for assignment in assignments:
+        key, equals, text = assignment.partition("=")
+        if not equals or not key:
+            raise InputError(f"{assignment!r} is not key=value; for example training.steps=500")
+        try:
+            value = yaml.safe_load(text)
+        except yaml.YAMLError:
+            raise InputError(f"{assignment!r}: {text!r} is not a YAML value; quote it") from None
+        values = _assign(values, key.split("."), value, assignment)
+    return values
+
+
+def _assign(values: Any, path: list[str], value: Any, assignment: str) -> dict[str, Any]:
+    if not isinstance(values, dict):
+        raise InputError(f"{assignment!r}: there are no keys inside {values!r}; set the group as a whole")
+    first, *rest = path
+    return {**values, first: _assign(values.get(first) or {}, rest, value, assignment) if rest else value}
+
+
+def differences(old: Any, new: Any, key: str = "") -> list[str]:
+    """The places where two JSON values differ, each as `key: old -> new`."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        names = list(old) + [name for name in new if name not in old]
+        return [
+            line
+            for name in names
+            if old.get(name) != new.get(name)
+            for line in differences(old.get(name), new.get(name), f"{key}.{name}" if key else name)
+        ]
+    return [] if old == new else [f"{key}: {old} -> {new}"]
