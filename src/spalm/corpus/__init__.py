@@ -1,0 +1,25 @@
+"""Text in, token arrays out: sources, tokenisers, the arrays on disk, and the streams that training reads."""
+
+from spalm.corpus.build import CorpusSettings, build_corpus
+from spalm.corpus.document import SPLITS, Document, Source, Split
+from spalm.corpus.download import OFFICIAL, download
+from spalm.corpus.segments import Batch, Streams
+from spalm.corpus.tokeniser import Tokeniser, TokeniserSettings
+from spalm.corpus.tokens import Corpus, TokenSplit
+
+__all__ = [
+    "OFFICIAL",
+    "SPLITS",
+    "Batch",
+    "Corpus",
+    "CorpusSettings",
+    "Document",
+    "Source",
+    "Split",
+    "Streams",
+    "TokenSplit",
+    "Tokeniser",
+    "TokeniserSettings",
+    "build_corpus",
+    "download",
+]

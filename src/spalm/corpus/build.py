@@ -1,0 +1,185 @@
+"""Text to tokens: the corpus stage. Streams any amount of text through bounded memory and resumes where it was killed."""
+
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+from pydantic import Field
+
+from spalm import artifact
+from spalm.console import bar
+from spalm.corpus import tokeniser as tokenisers
+from spalm.corpus.document import PIECE_BYTES, SPLITS, Document, Split
+from spalm.corpus.enwik8 import Enwik8
+from spalm.corpus.news import WmtNews
+from spalm.corpus.text import PythonStdlib, TextFiles
+from spalm.corpus.tokeniser import NotUtf8, Tokeniser, TokeniserSettings
+from spalm.corpus.tokens import KIND, VERSION, Corpus, token_dtype
+from spalm.corpus.wikitext import WikiText
+from spalm.errors import InputError
+from spalm.settings import Settings
+
+_BATCH_BYTES = 4 * PIECE_BYTES
+_SAVE_SECONDS = 5.0
+
+
+class CorpusSettings(Settings):
+    source: Annotated[WikiText | Enwik8 | WmtNews | TextFiles | PythonStdlib, Field(discriminator="kind")]
+    """Where the text comes from: kind (wikitext, enwik8, wmt-news, text, python-stdlib) and what that kind takes."""
+    tokeniser: TokeniserSettings
+    """How text becomes tokens."""
+
+
+def build_corpus(settings: CorpusSettings, directory: Path, restart: bool = False) -> Corpus:
+    """Makes the token arrays of all three splits at `directory`, or finds them made from the same text before."""
+    files = settings.source.files()
+    content = artifact.digest_of_json([artifact.digest_of_file(path) for path in files])
+    artifact.stage(
+        directory,
+        KIND,
+        VERSION,
+        settings.as_json(),
+        {"text": content},
+        lambda draft: _make(settings, draft),
+        restart,
+    )
+    return Corpus(directory)
+
+
+def _make(settings: CorpusSettings, draft: artifact.Draft) -> tuple[dict, list[str]]:
+    tokeniser = _tokeniser(settings, draft.directory)
+    facts = {"vocabulary": tokeniser.size, "splits": {}}
+    names = ["tokeniser.json"]
+    for split in SPLITS:
+        counts = _tokenise(settings, tokeniser, split, draft)
+        facts["splits"][split] = asdict(counts)
+        names.append(f"{split}.names")
+    (draft.directory / _JOURNAL).unlink()
+    return facts, names
+
+
+def _tokeniser(settings: CorpusSettings, directory: Path) -> Tokeniser:
+    path = directory / "tokeniser.json"
+    if not path.exists():
+        with bar("learn the tokeniser", None):
+            tokeniser = tokenisers.learn(settings.tokeniser, lambda: _pieces(settings, "train"))
+        artifact.write_atomically(path, json.dumps(tokeniser.to_json(), ensure_ascii=False))
+    return tokenisers.from_json(json.loads(path.read_text()))
+
+
+def _pieces(settings: CorpusSettings, split: Split) -> Iterator[bytes]:
+    for document in settings.source.documents(split):
+        yield from document.pieces
+
+
+@dataclass
+class _Counts:
+    """How far a split has got: also what its finished manifest says of it."""
+
+    documents: int = 0
+    tokens: int = 0
+    words: int = 0
+    characters: int = 0
+    name_bytes: int = 0
+
+
+_JOURNAL = "journal.json"
+
+
+def _tokenise(settings: CorpusSettings, tokeniser: Tokeniser, split: Split, draft: artifact.Draft) -> _Counts:
+    """Appends one split's tokens, document bounds and names, beginning after what the journal says is safely there."""
+    directory = draft.directory
+    journal = directory / _JOURNAL
+    done: dict[str, dict] = json.loads(journal.read_text()) if journal.exists() else {}
+    counts = _Counts(**done.get(split, {}))
+    dtype = token_dtype(tokeniser.size)
+    sizes = {"tokens": counts.tokens * dtype.itemsize, "documents": counts.documents * 8, "names": counts.name_bytes}
+    outputs = {name: _reopen(directory / f"{split}.{name}", size) for name, size in sizes.items()}
+    saved = time.monotonic()
+
+    def save() -> None:
+        for file in outputs.values():
+            file.flush()
+        artifact.write_json(journal, {**done, split: asdict(counts)})
+
+    try:
+        with bar(f"tokenise {split}", None) as shown:
+            documents = settings.source.documents(split)
+            for _ in range(counts.documents):
+                next(documents)
+            for batch in _batches(documents):
+                encoded = _encode(tokeniser, batch)
+                for document, pieces, ids in zip(batch, *encoded):
+                    name = document.name.replace("\n", " ").encode() + b"\n"
+                    tokens = np.concatenate(ids) if ids else np.empty(0, np.int64)
+                    if tokeniser.end_of_document is not None:
+                        tokens = np.append(tokens, tokeniser.end_of_document)
+                    outputs["tokens"].write(tokens.astype(dtype).tobytes())
+                    outputs["names"].write(name)
+                    counts.documents += 1
+                    counts.tokens += len(tokens)
+                    counts.words += sum(len(piece.split()) + piece.count(b"\n") for piece in pieces)
+                    counts.characters += sum(_characters(tokeniser, piece) for piece in pieces)
+                    counts.name_bytes += len(name)
+                    outputs["documents"].write(np.array([counts.tokens], "<i8").tobytes())
+                shown.say(f"{counts.tokens:,} tokens, {counts.documents:,} documents")
+                if time.monotonic() - saved > _SAVE_SECONDS:
+                    save()
+                    saved = time.monotonic()
+        save()
+    finally:
+        for file in outputs.values():
+            file.close()
+    if counts.tokens == 0:
+        raise InputError(f"the {split} split has no text; look at corpus.source ({settings.source.as_json()})")
+    draft.declare(f"{split}.tokens", dtype, (counts.tokens,))
+    draft.declare(f"{split}.documents", "<i8", (counts.documents,))
+    return counts
+
+
+def _reopen(path: Path, size: int):
+    """The file open for appending after its first `size` bytes: what a killed run wrote beyond its journal goes."""
+    path.touch()
+    file = path.open("r+b")
+    file.truncate(size)
+    file.seek(size)
+    return file
+
+
+def _batches(documents: Iterator[Document]) -> Iterator[list[Document]]:
+    """Documents in groups of a few megabytes, so that a tokeniser can work on many pieces at once."""
+    held: list[Document] = []
+    size = 0
+    for document in documents:
+        pieces = list(document.pieces)
+        held.append(Document(document.name, pieces))
+        size += sum(len(piece) for piece in pieces)
+        if size >= _BATCH_BYTES:
+            yield held
+            held, size = [], 0
+    if held:
+        yield held
+
+
+def _encode(tokeniser: Tokeniser, batch: list[Document]) -> tuple[list[list[bytes]], list[list[np.ndarray]]]:
+    """The pieces of each document and their token ids."""
+    pieces = [list(document.pieces) for document in batch]
+    try:
+        flat = iter(tokeniser.encode([piece for group in pieces for piece in group]))
+    except NotUtf8:
+        for document, group in zip(batch, pieces):
+            try:
+                tokeniser.encode(group)
+            except NotUtf8 as error:
+                raise InputError(f"{document.name}: {error}") from None
+        raise
+    return pieces, [[next(flat) for _ in group] for group in pieces]
+
+
+def _characters(tokeniser: Tokeniser, piece: bytes) -> int:
+    """Bytes where the tokens are bytes (enwik8's "bits per character" are per byte), Unicode characters elsewhere."""
+    return len(piece) if isinstance(tokeniser, tokenisers.Bytes) else len(piece.decode("utf-8"))

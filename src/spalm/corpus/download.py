@@ -1,0 +1,98 @@
+"""Official files, where there is a network: resumed when interrupted, checked by digest, unpacked."""
+
+import shutil
+import urllib.error
+import urllib.request
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from spalm.artifact import digest_of_file
+from spalm.console import bar, console
+from spalm.errors import InputError
+
+
+@dataclass(frozen=True)
+class Official:
+    """A published archive, with the digest of the archive itself."""
+
+    url: str
+    sha256: str
+    holds: tuple[str, ...]
+    """Files inside the archive that are wanted, by their last path component."""
+
+
+OFFICIAL = {
+    "wikitext-103": Official(
+        "https://wikitext.smerity.com/wikitext-103-v1.zip",
+        "242ba0f20b329cfdf1ccc61e9e9e5b59becf189db7f7a81cd2a0e2fc31539590",
+        ("wiki.train.tokens", "wiki.valid.tokens", "wiki.test.tokens"),
+    ),
+    "wikitext-2": Official(
+        "https://wikitext.smerity.com/wikitext-2-v1.zip",
+        "92675f1d63015c1c8b51f1656a52d5bdbc33aafa60cc47a218a66e7ee817488c",
+        ("wiki.train.tokens", "wiki.valid.tokens", "wiki.test.tokens"),
+    ),
+    "enwik8": Official(
+        "http://mattmahoney.net/dc/enwik8.zip",
+        "547994d9980ebed1288380d652999f38a14fe291a6247c157c3d33d4932534bc",
+        ("enwik8",),
+    ),
+}
+
+
+def download(name: str, folder: Path, official: Official | None = None) -> Path:
+    """Puts the files of the corpus `name` below folder/name. Nothing is there under its final name before it is checked."""
+    if official is None and name not in OFFICIAL:
+        raise InputError(
+            f"{name!r} is not among {', '.join(OFFICIAL)}; WMT news needs an account of its own: fetch "
+            "news-docs.2019.en.filtered.gz from WMT's news crawl by hand and give its path"
+        )
+    official = official or OFFICIAL[name]
+    target = folder / name
+    if all((target / file).exists() for file in official.holds):
+        console.print(f"{target} is there already")
+        return target
+    target.mkdir(parents=True, exist_ok=True)
+    archive = target / official.url.rsplit("/", 1)[-1]
+    if not archive.exists():
+        _fetch(official, archive)
+    with zipfile.ZipFile(archive) as opened:
+        for member in opened.namelist():
+            file = member.rsplit("/", 1)[-1]
+            if file in official.holds:
+                partial = target / f"{file}.partial"
+                with opened.open(member) as source, partial.open("wb") as sink:
+                    shutil.copyfileobj(source, sink)
+                partial.replace(target / file)
+    archive.unlink()
+    return target
+
+
+def _fetch(official: Official, archive: Path) -> None:
+    partial = archive.with_name(archive.name + ".partial")
+    have = partial.stat().st_size if partial.exists() else 0
+    request = urllib.request.Request(official.url, headers={"Range": f"bytes={have}-"} if have else {})
+    try:
+        with urllib.request.urlopen(request, timeout=30) as reply:
+            resumed = reply.status == 206
+            rest = int(reply.headers.get("Content-Length", 0))
+            have = have if resumed else 0
+            with partial.open("ab" if resumed else "wb") as sink, bar(archive.name, have + rest or None, have) as shown:
+                while block := reply.read(1 << 20):
+                    sink.write(block)
+                    shown.advance(len(block))
+    except urllib.error.HTTPError as error:
+        # 416: the whole file had arrived before, only the check was missing.
+        if error.code != 416:
+            raise InputError(f"{official.url} answered {error.code} {error.reason}; fetch the file by hand") from None
+    except (urllib.error.URLError, TimeoutError, ConnectionError) as error:
+        reason = getattr(error, "reason", error)
+        raise InputError(
+            f"cannot reach {official.url} ({reason}); run again to resume, or put the corpus in place by hand"
+        ) from None
+    found = digest_of_file(partial)
+    if found != official.sha256:
+        partial.unlink()
+        raise InputError(f"{official.url} has digest {found[:12]}…, expected {official.sha256[:12]}…; try again later")
+    partial.replace(archive)

@@ -1,0 +1,60 @@
+"""Contiguous streams: the training split as lanes of text that are read side by side, a segment at a time."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from spalm.corpus.tokens import TokenSplit
+from spalm.errors import InputError
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One segment of every lane. `positions` are rows of the split: what belongs to a position is looked up by them."""
+
+    positions: Int[np.ndarray, "lanes time"]
+    inputs: Int[Tensor, "lanes time"]
+    targets: Int[Tensor, "lanes time"]
+
+    def lanes(self, start: int, stop: int) -> "Batch":
+        return Batch(self.positions[start:stop], self.inputs[start:stop], self.targets[start:stop])
+
+    def to(self, device: torch.device) -> "Batch":
+        return Batch(self.positions, self.inputs.to(device), self.targets.to(device))
+
+
+class Streams:
+    """Cuts a split into `lanes` equal contiguous lanes; segment s of lane l follows segment s-1 of lane l in the text.
+
+    Every epoch begins at another offset (drawn from the seed and the epoch, nothing else), so that the segments' borders
+    fall elsewhere and no text is always left over. A batch is a function of the step alone: resuming needs no state.
+    """
+
+    def __init__(self, split: TokenSplit, lanes: int, segment: int, seed: int):
+        self._split, self._lanes, self._segment, self._seed = split, lanes, segment, seed
+        self._lane_length = len(split) // lanes
+        self.segments_per_epoch = self._lane_length // segment
+        if self.segments_per_epoch == 0:
+            raise InputError(
+                f"the {split.split} split has {len(split):,} tokens, {lanes} lanes of one segment of {segment} need "
+                f"{lanes * segment:,}; give more text, or smaller training.batch_size or training.segment_length"
+            )
+
+    def starts_epoch(self, step: int) -> bool:
+        """True where the text jumps, so that a carried memory must be emptied."""
+        return step % self.segments_per_epoch == 0
+
+    def batch(self, step: int) -> Batch:
+        epoch, segment = divmod(step, self.segments_per_epoch)
+        offset = int(np.random.default_rng([self._seed, epoch]).integers(len(self._split))) if epoch else 0
+        lane_starts = offset + np.arange(self._lanes) * self._lane_length
+        within = segment * self._segment + np.arange(self._segment)
+        positions = (lane_starts[:, None] + within) % len(self._split)
+        return Batch(
+            positions,
+            torch.from_numpy(self._split.inputs(positions)),
+            torch.from_numpy(self._split.targets(positions)),
+        )

@@ -1,0 +1,215 @@
+"""Tokenisers: words of tokenised text, byte-level BPE, bytes. All read bytes and give ids; all can spell an id.
+
+Ids are in order of falling frequency for words and BPE, which is what an adaptive softmax needs.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Any, Literal, Protocol
+
+import numpy as np
+from pydantic import Field
+from tokenizers import Tokenizer as Bpe
+from tokenizers import decoders, models, pre_tokenizers, trainers
+
+from spalm.errors import InputError
+from spalm.settings import Settings
+
+END_OF_LINE = "<eos>"
+UNKNOWN = "<unk>"
+END_OF_DOCUMENT = "<|document|>"
+
+
+class TokeniserSettings(Settings):
+    kind: Literal["words", "bpe", "bytes"]
+    """words: text that is split already, a line end is <eos>; bpe: byte-level BPE learned from the training split; bytes."""
+    size: int | None = Field(None, gt=1)
+    """Vocabulary size of bpe, or the most words to keep; bytes have 256."""
+    mark_documents: bool = True
+    """bpe: put a token after every document. Switch off for text whose published figures have none (WikiText)."""
+    sample_bytes: int = Field(64_000_000, gt=0)
+    """bpe: learn the merges from at most this much of the training split."""
+
+
+class Tokeniser(Protocol):
+    """Text to token ids and back. `start` stands before the first token of a split: the paper's x_0."""
+
+    size: int
+    start: int
+    end_of_document: int | None
+
+    def encode(self, pieces: Sequence[bytes]) -> list[np.ndarray]: ...
+    def decode(self, ids: Iterable[int]) -> str: ...
+    def to_json(self) -> dict[str, Any]: ...
+
+
+class Bytes:
+    """The 256 bytes themselves."""
+
+    size = 256
+    start = ord("\n")
+    end_of_document = None
+
+    def encode(self, pieces: Sequence[bytes]) -> list[np.ndarray]:
+        return [np.frombuffer(piece, np.uint8) for piece in pieces]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        return bytes(ids).decode("utf-8", "replace")
+
+    def to_json(self) -> dict[str, Any]:
+        return {"kind": "bytes"}
+
+
+class Words:
+    """White-space separated words, with <eos> for every line end: the convention of WikiText's published figures."""
+
+    end_of_document = None
+
+    def __init__(self, words: list[str]):
+        self._words = words
+        self._ids = {word: index for index, word in enumerate(words)}
+        self.size = len(words)
+        self.start = self._ids[END_OF_LINE]
+
+    @classmethod
+    def learn(cls, pieces: Iterable[bytes], size: int | None) -> "Words":
+        counts: Counter[str] = Counter()
+        for piece in pieces:
+            counts.update(_words_of(piece))
+        # The two special words are always there; ties go in alphabetical order, so that the same text gives the same ids.
+        counts[END_OF_LINE] += 0
+        counts[UNKNOWN] += 0
+        ranked = sorted(counts, key=lambda word: (-counts[word], word))
+        special = (END_OF_LINE, UNKNOWN)
+        if size is not None and len(ranked) > size:
+            ordinary = [word for word in ranked if word not in special][: size - len(special)]
+            kept = {*ordinary, *special}
+            ranked = [word for word in ranked if word in kept]
+        return cls(ranked)
+
+    def encode(self, pieces: Sequence[bytes]) -> list[np.ndarray]:
+        unknown = self._ids[UNKNOWN]
+        return [
+            np.fromiter((self._ids.get(word, unknown) for word in _words_of(piece)), np.int64) for piece in pieces
+        ]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        words = (self._words[index] for index in ids)
+        return " ".join(words).replace(f" {END_OF_LINE}", "\n").replace(END_OF_LINE, "\n").replace("\n ", "\n")
+
+    def to_json(self) -> dict[str, Any]:
+        return {"kind": "words", "words": self._words}
+
+
+class SubWords:
+    """Byte-level BPE: any text is spelled exactly, nothing is unknown."""
+
+    def __init__(self, bpe: Bpe, mark_documents: bool):
+        self._bpe = bpe
+        self.size = bpe.get_vocab_size()
+        self.start = bpe.token_to_id(END_OF_DOCUMENT)
+        self.end_of_document = self.start if mark_documents else None
+        self._mark_documents = mark_documents
+
+    @classmethod
+    def learn(cls, pieces: Callable[[], Iterator[bytes]], size: int, mark_documents: bool) -> "SubWords":
+        bpe = Bpe(models.BPE())
+        bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        bpe.decoder = decoders.ByteLevel()
+        alphabet = pre_tokenizers.ByteLevel.alphabet()
+        if size <= len(alphabet) + 1:
+            raise InputError(f"corpus.tokeniser.size = {size}: bpe needs more than the {len(alphabet) + 1} it starts with")
+        trainer = trainers.BpeTrainer(
+            vocab_size=size, special_tokens=[END_OF_DOCUMENT], initial_alphabet=alphabet, show_progress=False
+        )
+        bpe.train_from_iterator((_text_of(piece) for piece in pieces()), trainer)
+        return cls(_by_frequency(bpe, (_text_of(piece) for piece in pieces())), mark_documents)
+
+    def encode(self, pieces: Sequence[bytes]) -> list[np.ndarray]:
+        texts = [_text_of(piece) for piece in pieces]
+        return [np.array(encoding.ids, np.int64) for encoding in self._bpe.encode_batch_fast(texts)]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        return self._bpe.decode(list(ids), skip_special_tokens=False)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"kind": "bpe", "mark_documents": self._mark_documents, "bpe": json.loads(self._bpe.to_str())}
+
+
+def from_json(content: dict[str, Any]) -> Tokeniser:
+    match content["kind"]:
+        case "bytes":
+            return Bytes()
+        case "words":
+            return Words(content["words"])
+        case _:
+            return SubWords(Bpe.from_str(json.dumps(content["bpe"])), content["mark_documents"])
+
+
+def learn(settings: TokeniserSettings, pieces: Callable[[], Iterator[bytes]]) -> Tokeniser:
+    """The tokeniser that `settings` ask for, learned from the training split (`pieces()` reads it from its beginning)."""
+    match settings.kind:
+        case "bytes":
+            if settings.size not in (None, Bytes.size):
+                raise InputError(f"corpus.tokeniser.size = {settings.size}: bytes have {Bytes.size}; leave it out")
+            return Bytes()
+        case "words":
+            return Words.learn(pieces(), settings.size)
+        case _:
+            if settings.size is None:
+                raise InputError("corpus.tokeniser.size is missing: say how many tokens the bpe is to have, such as 8192")
+            sample = lambda: _first_bytes(pieces(), settings.sample_bytes)  # noqa: E731
+            return SubWords.learn(sample, settings.size, settings.mark_documents)
+
+
+def _words_of(piece: bytes) -> Iterator[str]:
+    *lines, last = _text_of(piece).split("\n")
+    for line in lines:
+        yield from line.split()
+        yield END_OF_LINE
+    yield from last.split()
+
+
+class NotUtf8(InputError):
+    """Bytes that a tokeniser of text cannot read."""
+
+
+def _text_of(piece: bytes) -> str:
+    try:
+        return piece.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise NotUtf8(
+            f"not UTF-8 (byte 0x{piece[error.start]:02x}); convert it, or read the bytes as they are with "
+            "corpus.tokeniser.kind=bytes"
+        ) from None
+
+
+def _first_bytes(pieces: Iterable[bytes], budget: int) -> Iterator[bytes]:
+    for piece in pieces:
+        if budget <= 0:
+            return
+        yield piece
+        budget -= len(piece)
+
+
+def _by_frequency(bpe: Bpe, texts: Iterable[str]) -> Bpe:
+    """The same merges with ids dealt out anew, most frequent token first; the document mark keeps id 0."""
+    counts = np.zeros(bpe.get_vocab_size(), np.int64)
+    for batch in _in_groups(texts, 64):
+        for encoding in bpe.encode_batch_fast(batch):
+            counts += np.bincount(encoding.ids, minlength=len(counts))
+    content = json.loads(bpe.to_str())
+    vocabulary: dict[str, int] = content["model"]["vocab"]
+    ranked = sorted(vocabulary, key=lambda token: (token != END_OF_DOCUMENT, -counts[vocabulary[token]], token))
+    content["model"]["vocab"] = {token: index for index, token in enumerate(ranked)}
+    for special in content["added_tokens"]:
+        special["id"] = content["model"]["vocab"][special["content"]]
+    return Bpe.from_str(json.dumps(content))
+
+
+def _in_groups(items: Iterable[str], size: int) -> Iterator[list[str]]:
+    iterator = iter(items)
+    while batch := list(islice(iterator, size)):
+        yield batch

@@ -1,0 +1,76 @@
+"""Token arrays on disk: for each split the tokens, where each document ends, and the documents' names."""
+
+import json
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from spalm.artifact import Artifact
+from spalm.corpus import tokeniser as tokenisers
+from spalm.corpus.document import SPLITS, Split
+from spalm.corpus.tokeniser import Tokeniser
+
+KIND = "corpus"
+VERSION = 1
+
+
+def token_dtype(vocabulary: int) -> np.dtype:
+    """The smallest unsigned integer that holds every id of the vocabulary, little-endian."""
+    return np.dtype("u1" if vocabulary <= 1 << 8 else "<u2" if vocabulary <= 1 << 16 else "<u4")
+
+
+class TokenSplit:
+    """One split: `tokens` of all documents in a row; document d is tokens[ends[d-1]:ends[d]].
+
+    Position i stands for the prediction of tokens[i] from `start` and tokens[:i], so a split of n tokens has n
+    positions, and every array that belongs to it (log-probabilities, neighbours) has n rows.
+    """
+
+    def __init__(self, corpus: Artifact, split: Split, start: int):
+        self.split, self.start = split, start
+        self.tokens = corpus.array(f"{split}.tokens")
+        self.ends = corpus.array(f"{split}.documents")
+        self._names = corpus.directory / f"{split}.names"
+        counts = corpus.facts["splits"][split]
+        self.words: int = counts["words"]
+        self.characters: int = counts["characters"]
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @cached_property
+    def names(self) -> list[str]:
+        return self._names.read_text(encoding="utf-8").split("\n")[:-1]
+
+    def document_of(self, position: int) -> tuple[str, int]:
+        """The name of the document that holds a position, and the position's offset in it, in tokens."""
+        index = int(np.searchsorted(self.ends, position, side="right"))
+        return self.names[index], position - (int(self.ends[index - 1]) if index else 0)
+
+    def targets(self, positions: np.ndarray) -> np.ndarray:
+        """x_{t+1}: the tokens to be predicted at `positions`."""
+        return self.tokens[positions].astype(np.int64)
+
+    def inputs(self, positions: np.ndarray) -> np.ndarray:
+        """x_t: the token before each position, the start symbol before the first."""
+        return np.where(positions == 0, self.start, self.tokens[positions - 1]).astype(np.int64)
+
+
+class Corpus(Artifact):
+    """A finished corpus: its tokeniser and its three splits."""
+
+    def __init__(self, directory: Path | str):
+        super().__init__(directory, KIND)
+
+    @cached_property
+    def tokeniser(self) -> Tokeniser:
+        return tokenisers.from_json(json.loads((self.directory / "tokeniser.json").read_text()))
+
+    @property
+    def vocabulary(self) -> int:
+        return self.facts["vocabulary"]
+
+    def split(self, split: Split) -> TokenSplit:
+        assert split in SPLITS
+        return TokenSplit(self, split, self.tokeniser.start)

@@ -1,0 +1,48 @@
+"""WikiText: three files of tokenised lines, articles begun by a ` = Title = ` line."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+from spalm.corpus.document import SPLITS, Document, Source, Split, in_pieces, lines_of, locate, refuse_empty
+from spalm.errors import InputError
+
+_TITLE = re.compile(rb"^ = ([^=].*?) = \n?$")
+_FILES: dict[Split, str] = {"train": "wiki.train.tokens", "dev": "wiki.valid.tokens", "test": "wiki.test.tokens"}
+
+
+class WikiText(Source):
+    kind: Literal["wikitext"]
+    path: str
+    """Folder with wiki.train.tokens, wiki.valid.tokens and wiki.test.tokens."""
+
+    def _file(self, split: Split) -> Path:
+        path = locate(self.path) / _FILES[split]
+        if not path.exists():
+            raise InputError(f"there is no {path}; a wikitext folder holds {', '.join(_FILES.values())}")
+        return refuse_empty(path)
+
+    def files(self) -> list[Path]:
+        return [self._file(split) for split in SPLITS]
+
+    def documents(self, split: Split) -> Iterator[Document]:
+        return articles(lines_of(self._file(split)), _TITLE, first_name=f"{split}: before the first title")
+
+
+def articles(lines: Iterator[bytes], title: re.Pattern[bytes], first_name: str) -> Iterator[Document]:
+    """Cuts a stream of lines into documents at the lines that match `title`; its group 1, if any, is the name.
+
+    The text stays whole and in order: what stands before the first title is a document of its own if it has any words.
+    """
+    name, held = first_name, []
+    for line in lines:
+        found = title.search(line)
+        if found and b"".join(held).strip():
+            yield Document(name, list(in_pieces(held)))
+            held = []
+        if found:
+            name = (found[1] if title.groups else found[0]).decode("utf-8", "replace").strip()
+        held.append(line)
+    if held:
+        yield Document(name, list(in_pieces(held)))
