@@ -1,7 +1,8 @@
 """WikiText: three files of tokenised lines, articles begun by a ` = Title = ` line."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Literal
 
@@ -27,22 +28,34 @@ class WikiText(Source):
         return [self._file(split) for split in SPLITS]
 
     def documents(self, split: Split) -> Iterator[Document]:
-        return articles(lines_of(self._file(split)), _TITLE, first_name=f"{split}: before the first title")
+        lines = lines_of(self._file(split))
+        return articles(lines, _TITLE, first_name=f"{split}: before the first title", between_blank_lines=True)
 
 
-def articles(lines: Iterator[bytes], title: re.Pattern[bytes], first_name: str) -> Iterator[Document]:
+def articles(
+    lines: Iterator[bytes], title: re.Pattern[bytes], first_name: str, between_blank_lines: bool = False
+) -> Iterator[Document]:
     """Cuts a stream of lines into documents at the lines that match `title`; its group 1, if any, is the name.
 
     The text stays whole and in order: what stands before the first title is a document of its own if it has any words.
     """
     name, held = first_name, []
-    for line in lines:
+    for before, line, after in _with_neighbours(lines):
         found = title.search(line)
-        if found and b"".join(held).strip():
-            yield Document(name, list(in_pieces(held)))
-            held = []
-        if found:
+        if found and not (between_blank_lines and (before.strip() or after.strip())):
+            if b"".join(held).strip():
+                yield Document(name, list(in_pieces(held)))
+                held = []
             name = (found[1] if title.groups else found[0]).decode("utf-8", "replace").strip()
         held.append(line)
     if held:
         yield Document(name, list(in_pieces(held)))
+
+
+def _with_neighbours(lines: Iterable[bytes]) -> Iterator[tuple[bytes, bytes, bytes]]:
+    before, line = b"", None
+    for after in chain(lines, [b""]):
+        if line is not None:
+            yield before, line, after
+            before = line
+        line = after
