@@ -1,5 +1,6 @@
 """What a person sees while something runs: one console, one style of progress bar."""
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -9,6 +10,7 @@ from rich.progress import (
     MofNCompleteColumn,
     Progress,
     SpinnerColumn,
+    TaskID,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
@@ -20,19 +22,24 @@ console = Console(stderr=True, highlight=False)
 class Bar:
     """A running progress bar: `advance` moves it, `say` changes the words behind it."""
 
-    def __init__(self, progress: Progress, task):
+    def __init__(self, progress: Progress, task: TaskID):
         self._progress, self._task = progress, task
+        self.words = ""
 
     def advance(self, amount: float = 1) -> None:
         self._progress.advance(self._task, amount)
 
     def say(self, words: str) -> None:
+        self.words = words
         self._progress.update(self._task, words=words)
 
 
 @contextmanager
 def bar(title: str, total: float | None, done: float = 0) -> Iterator[Bar]:
-    """A progress bar with an ETA; `done` is what an earlier, interrupted run had finished."""
+    """A progress bar with an ETA while it runs on a terminal, and a line that stays when it is done.
+
+    `done` is what an earlier, interrupted run had finished.
+    """
     columns = [
         SpinnerColumn(),
         TextColumn("{task.description}"),
@@ -43,5 +50,13 @@ def bar(title: str, total: float | None, done: float = 0) -> Iterator[Bar]:
         TimeRemainingColumn(),
         TextColumn("{task.fields[words]}"),
     ]
-    with Progress(*columns, console=console, transient=True) as progress:
-        yield Bar(progress, progress.add_task(title, total=total, completed=done, words=""))
+    if done:
+        console.print(f"{title}: going on from {done:,} of {total:,}")
+    elif not console.is_terminal:
+        console.print(f"{title} ...")
+    began = time.monotonic()
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        shown = Bar(progress, progress.add_task(title, total=total, completed=done, words=""))
+        yield shown
+    words = f": {shown.words}" if shown.words else ""
+    console.print(f"{title}{words} ({time.monotonic() - began:.0f} s)")

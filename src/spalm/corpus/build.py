@@ -97,7 +97,11 @@ def _tokenise(settings: CorpusSettings, tokeniser: Tokeniser, split: Split, draf
     done: dict[str, dict] = json.loads(journal.read_text()) if journal.exists() else {}
     counts = _Counts(**done.get(split, {}))
     dtype = token_dtype(tokeniser.size)
-    sizes = {"tokens": counts.tokens * dtype.itemsize, "documents": counts.documents * 8, "names": counts.name_bytes}
+    sizes = {
+        "tokens": counts.tokens * dtype.itemsize,
+        "documents": counts.documents * 8,
+        "names": counts.name_bytes,
+    }
     outputs = {name: _reopen(directory / f"{split}.{name}", size) for name, size in sizes.items()}
     saved = time.monotonic()
 
@@ -135,7 +139,9 @@ def _tokenise(settings: CorpusSettings, tokeniser: Tokeniser, split: Split, draf
         for file in outputs.values():
             file.close()
     if counts.tokens == 0:
-        raise InputError(f"the {split} split has no text; look at corpus.source ({settings.source.as_json()})")
+        raise InputError(
+            f"the {split} split has no text; look at corpus.source ({settings.source.as_json()})"
+        )
     draft.declare(f"{split}.tokens", dtype, (counts.tokens,))
     draft.declare(f"{split}.documents", "<i8", (counts.documents,))
     return counts

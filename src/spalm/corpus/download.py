@@ -78,14 +78,19 @@ def _fetch(official: Official, archive: Path) -> None:
             resumed = reply.status == 206
             rest = int(reply.headers.get("Content-Length", 0))
             have = have if resumed else 0
-            with partial.open("ab" if resumed else "wb") as sink, bar(archive.name, have + rest or None, have) as shown:
+            with (
+                partial.open("ab" if resumed else "wb") as sink,
+                bar(archive.name, have + rest or None, have) as shown,
+            ):
                 while block := reply.read(1 << 20):
                     sink.write(block)
                     shown.advance(len(block))
     except urllib.error.HTTPError as error:
         # 416: the whole file had arrived before, only the check was missing.
         if error.code != 416:
-            raise InputError(f"{official.url} answered {error.code} {error.reason}; fetch the file by hand") from None
+            raise InputError(
+                f"{official.url} answered {error.code} {error.reason}; fetch the file by hand"
+            ) from None
     except (urllib.error.URLError, TimeoutError, ConnectionError) as error:
         reason = getattr(error, "reason", error)
         raise InputError(
@@ -94,5 +99,7 @@ def _fetch(official: Official, archive: Path) -> None:
     found = digest_of_file(partial)
     if found != official.sha256:
         partial.unlink()
-        raise InputError(f"{official.url} has digest {found[:12]}…, expected {official.sha256[:12]}…; try again later")
+        raise InputError(
+            f"{official.url} has digest {found[:12]}…, expected {official.sha256[:12]}…; try again later"
+        )
     partial.replace(archive)

@@ -17,7 +17,13 @@ from spalm.errors import InputError
 
 _SUFFIXES = (".txt", ".md", ".py", ".jsonl")
 _NOT_LIBRARY = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__", "lib2to3"}
-_NAMED: dict[str, Split] = {"train": "train", "valid": "dev", "validation": "dev", "dev": "dev", "test": "test"}
+_NAMED: dict[str, Split] = {
+    "train": "train",
+    "valid": "dev",
+    "validation": "dev",
+    "dev": "dev",
+    "test": "test",
+}
 
 Share = Annotated[float, Field(gt=0, lt=0.5)]
 
@@ -91,7 +97,9 @@ class TextFiles(_SplitByDocument):
                 inside = sorted(path for path in place.rglob("*") if path.is_file() and _is_text(path))
                 found += [(path.relative_to(place).as_posix(), path) for path in inside]
         if not found:
-            raise InputError(f"{self.path} holds no {', '.join(_SUFFIXES)} files (or .gz of them); give corpus.source.path")
+            raise InputError(
+                f"{self.path} holds no {', '.join(_SUFFIXES)} files (or .gz of them); give corpus.source.path"
+            )
         return found
 
     def files(self) -> list[Path]:
@@ -160,7 +168,11 @@ def _documents_in_jsonl(name: str, path: Path) -> Iterator[Document]:
         try:
             record = json.loads(line)
             text = record["text"]
-            own_name = next((str(record[key]) for key in ("name", "title", "id") if key in record), str(number))
+            own_name = next(
+                (str(record[key]) for key in ("name", "title", "id") if key in record), str(number)
+            )
             yield Document(f"{name}/{own_name}", [text.rstrip("\n").encode() + b"\n"])
         except (ValueError, KeyError, TypeError, AttributeError):
-            raise InputError(f"{path}, line {number}: not a JSON object with a \"text\"; mend or remove the line") from None
+            raise InputError(
+                f'{path}, line {number}: not a JSON object with a "text"; mend or remove the line'
+            ) from None

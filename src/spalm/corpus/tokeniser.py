@@ -92,12 +92,15 @@ class Words:
     def encode(self, pieces: Sequence[bytes]) -> list[np.ndarray]:
         unknown = self._ids[UNKNOWN]
         return [
-            np.fromiter((self._ids.get(word, unknown) for word in _words_of(piece)), np.int64) for piece in pieces
+            np.fromiter((self._ids.get(word, unknown) for word in _words_of(piece)), np.int64)
+            for piece in pieces
         ]
 
     def decode(self, ids: Iterable[int]) -> str:
         words = (self._words[index] for index in ids)
-        return " ".join(words).replace(f" {END_OF_LINE}", "\n").replace(END_OF_LINE, "\n").replace("\n ", "\n")
+        return (
+            " ".join(words).replace(f" {END_OF_LINE}", "\n").replace(END_OF_LINE, "\n").replace("\n ", "\n")
+        )
 
     def to_json(self) -> dict[str, Any]:
         return {"kind": "words", "words": self._words}
@@ -120,7 +123,9 @@ class SubWords:
         bpe.decoder = decoders.ByteLevel()
         alphabet = pre_tokenizers.ByteLevel.alphabet()
         if size <= len(alphabet) + 1:
-            raise InputError(f"corpus.tokeniser.size = {size}: bpe needs more than the {len(alphabet) + 1} it starts with")
+            raise InputError(
+                f"corpus.tokeniser.size = {size}: bpe needs more than the {len(alphabet) + 1} it starts with"
+            )
         trainer = trainers.BpeTrainer(
             vocab_size=size, special_tokens=[END_OF_DOCUMENT], initial_alphabet=alphabet, show_progress=False
         )
@@ -153,13 +158,17 @@ def learn(settings: TokeniserSettings, pieces: Callable[[], Iterator[bytes]]) ->
     match settings.kind:
         case "bytes":
             if settings.size not in (None, Bytes.size):
-                raise InputError(f"corpus.tokeniser.size = {settings.size}: bytes have {Bytes.size}; leave it out")
+                raise InputError(
+                    f"corpus.tokeniser.size = {settings.size}: bytes have {Bytes.size}; leave it out"
+                )
             return Bytes()
         case "words":
             return Words.learn(pieces(), settings.size)
         case _:
             if settings.size is None:
-                raise InputError("corpus.tokeniser.size is missing: say how many tokens the bpe is to have, such as 8192")
+                raise InputError(
+                    "corpus.tokeniser.size is missing: say how many tokens the bpe is to have, such as 8192"
+                )
             sample = lambda: _first_bytes(pieces(), settings.sample_bytes)  # noqa: E731
             return SubWords.learn(sample, settings.size, settings.mark_documents)
 
@@ -202,7 +211,9 @@ def _by_frequency(bpe: Bpe, texts: Iterable[str]) -> Bpe:
             counts += np.bincount(encoding.ids, minlength=len(counts))
     content = json.loads(bpe.to_str())
     vocabulary: dict[str, int] = content["model"]["vocab"]
-    ranked = sorted(vocabulary, key=lambda token: (token != END_OF_DOCUMENT, -counts[vocabulary[token]], token))
+    ranked = sorted(
+        vocabulary, key=lambda token: (token != END_OF_DOCUMENT, -counts[vocabulary[token]], token)
+    )
     content["model"]["vocab"] = {token: index for index, token in enumerate(ranked)}
     for special in content["added_tokens"]:
         special["id"] = content["model"]["vocab"][special["content"]]

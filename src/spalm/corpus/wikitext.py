@@ -10,7 +10,11 @@ from spalm.corpus.document import SPLITS, Document, Source, Split, in_pieces, li
 from spalm.errors import InputError
 
 _TITLE = re.compile(rb"^ = ([^=].*?) = \n?$")
-_FILES: dict[Split, str] = {"train": "wiki.train.tokens", "dev": "wiki.valid.tokens", "test": "wiki.test.tokens"}
+_FILES: dict[Split, str] = {
+    "train": "wiki.train.tokens",
+    "dev": "wiki.valid.tokens",
+    "test": "wiki.test.tokens",
+}
 
 
 class WikiText(Source):
@@ -29,7 +33,9 @@ class WikiText(Source):
 
     def documents(self, split: Split) -> Iterator[Document]:
         lines = lines_of(self._file(split))
-        return articles(lines, _TITLE, first_name=f"{split}: before the first title", between_blank_lines=True)
+        return articles(
+            lines, _TITLE, first_name=f"{split}: before the first title", between_blank_lines=True
+        )
 
 
 def articles(

@@ -1,0 +1,26 @@
+"""Tokens in, a language model out: relative attention, transformer-XL, tied vocabularies, and how a model reads text."""
+
+from spalm.lm.interface import LanguageModel
+from spalm.lm.reading import Reading, hidden_states, log_probabilities
+from spalm.lm.state import State, remembered
+from spalm.lm.training import ModelSettings, TrainedModel, parameter_count, segment_loss, train_model
+from spalm.lm.transformer import NetworkSettings, Transformer
+from spalm.lm.vocabulary import AdaptiveVocabulary, Vocabulary
+
+__all__ = [
+    "AdaptiveVocabulary",
+    "LanguageModel",
+    "ModelSettings",
+    "NetworkSettings",
+    "Reading",
+    "State",
+    "TrainedModel",
+    "Transformer",
+    "Vocabulary",
+    "hidden_states",
+    "log_probabilities",
+    "parameter_count",
+    "remembered",
+    "segment_loss",
+    "train_model",
+]

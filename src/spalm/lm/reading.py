@@ -1,0 +1,125 @@
+"""Reading a stream of tokens at test time: hidden states of every position, many lanes at once, as if it were one.
+
+With a short-term memory, a segment's hidden states depend on nothing further back than `layers` times the memory's reach.
+So a lane that starts that many segments early, on the same grid of segments, arrives with exactly the state of the one
+stream that read everything: batched and unbatched evaluation are the same numbers. Without a memory, windows overlap
+instead: each of them reads `segment` tokens and keeps the hidden states of its last `stride`.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from spalm.corpus import TokenSplit
+from spalm.lm.interface import LanguageModel
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How a stream is read."""
+
+    segment: int
+    """Tokens read at a time: N."""
+    memory: int
+    """Length of the short-term memory: M."""
+    stride: int
+    """Without a memory: new tokens in each window; the rest of the window is left context. With one: the segment."""
+    lanes: int
+    """Places of the stream that are read side by side."""
+    warm_up: int
+    """Segments to read before the first that is wanted, so that the memory is what it would be in one stream."""
+
+    @classmethod
+    def of(cls, layers: int, segment: int, memory: int, lanes: int, stride: int | None = None) -> "Reading":
+        warm_up = layers * -(-memory // segment)
+        return cls(segment, memory, segment if memory or stride is None else stride, lanes, warm_up)
+
+
+Hidden = tuple[Int[np.ndarray, "n"], Float[Tensor, "n width"]]
+
+
+@torch.inference_mode()
+def hidden_states(
+    model: LanguageModel, split: TokenSplit, reading: Reading, start: int, stop: int, device: torch.device
+) -> Iterator[Hidden]:
+    """Yields (positions, hidden states) until every position of [start, stop) has come, in groups of any order.
+
+    `start` must lie on the grid of strides, so that a position's result does not depend on where reading began.
+    """
+    assert start % reading.stride == 0
+    run = _carried if reading.memory else _windows
+    for positions, hidden in run(model, split, reading, start, stop, device):
+        wanted = (positions >= start) & (positions < stop)
+        if wanted.all():
+            yield positions.reshape(-1), hidden.flatten(0, 1)
+        elif wanted.any():
+            yield positions[wanted], hidden[torch.from_numpy(wanted).to(hidden.device)]
+
+
+def _inputs(split: TokenSplit, positions: np.ndarray, device: torch.device) -> Tensor:
+    return torch.from_numpy(split.inputs(np.minimum(positions, len(split) - 1))).to(device)
+
+
+def _windows(
+    model, split, reading: Reading, start: int, stop: int, device
+) -> Iterator[tuple[np.ndarray, Tensor]]:
+    """Overlapping windows without memory. Those at the very beginning, which have less context, are read one by one."""
+    context = reading.segment - reading.stride
+    ends = np.arange(start, stop, reading.stride) + reading.stride
+    early, full = ends[ends < reading.segment], ends[ends >= reading.segment]
+    groups = [ends[None] for ends in early] + [
+        full[i : i + reading.lanes] for i in range(0, len(full), reading.lanes)
+    ]
+    for group in groups:
+        length = min(reading.segment, int(group[0]))
+        positions = group[:, None] - length + np.arange(length)
+        hidden = model.hidden(_inputs(split, positions, device), None)
+        kept = min(context, length - reading.stride)
+        yield positions[:, kept:], hidden[:, kept:]
+
+
+def _carried(
+    model, split, reading: Reading, start: int, stop: int, device
+) -> Iterator[tuple[np.ndarray, Tensor]]:
+    """Lanes with a carried memory. A lane that begins at the start of the text has an empty one, so it reads alone."""
+    first, last = start // reading.segment, -(-stop // reading.segment)
+    count = last - first
+    # A lane shorter than its warm-up would be read mostly for nothing.
+    lanes = max(1, min(reading.lanes, count // max(1, reading.warm_up)))
+    length = -(-count // lanes)
+    starts = list(range(first, last, length))
+    alone = [begin for begin in starts if begin < reading.warm_up]
+    together = [begin for begin in starts if begin >= reading.warm_up]
+    for group in [[begin] for begin in alone] + ([together] if together else []):
+        early = min(reading.warm_up, group[0])
+        state = model.start(reading.memory, reading.segment)
+        begins = np.array(group)[:, None]
+        for segment in range(-early, length):
+            positions = (begins + segment) * reading.segment + np.arange(reading.segment)
+            hidden = model.hidden(_inputs(split, positions, device), state)
+            if segment >= 0:
+                yield positions, hidden
+
+
+def log_probabilities(
+    model: LanguageModel,
+    split: TokenSplit,
+    reading: Reading,
+    start: int,
+    stop: int,
+    device: torch.device,
+    progress: Callable[[int], None] = lambda _: None,
+) -> Float[np.ndarray, "positions"]:
+    """log p(x_{t+1} | x_<=t) of every position of [start, stop), in order."""
+    found = np.full(stop - start, np.nan, np.float32)
+    for positions, hidden in hidden_states(model, split, reading, start, stop, device):
+        targets = torch.from_numpy(split.targets(positions)).to(device)
+        with torch.inference_mode():
+            found[positions - start] = model.target_log_probabilities(hidden, targets).cpu().numpy()
+        progress(len(positions))
+    assert not np.isnan(found).any(), "a log-probability is missing or not a number"
+    return found

@@ -1,0 +1,123 @@
+"""The arithmetic of relative attention (transformer-XL, section 3.3), without parameters.
+
+For query i of T and key j of S = M + T (M of them remembered), i and j one apart at distance M + i - j >= 0:
+
+    score(i, j) = content_i . k_j + position_i . r_(M+i-j)          content = q + u, position = q + v, both scaled
+    output(i)   = sum_(j <= M+i) softmax_j(score(i, j)) v_j
+
+`distances` holds r in falling order of distance: row S-1-d is r_d. Row i of `position @ distances^T` is therefore right
+but for a shift of T-1-i columns. Reading that matrix with a row stride of S-1 instead of S is the shift, at no cost:
+element (i, j) then lies at i*(S-1) + (T-1) + j = i*S + (T-1-i+j).
+"""
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+Queries = Float[Tensor, "batch time heads size"]
+Keys = Float[Tensor, "batch span heads size"]
+Distances = Float[Tensor, "span heads size"]
+
+BLOCK = 128
+"""Queries per tile: its scores stay in the cache, and keys that no query of it may see are never touched."""
+
+
+def sinusoids(length: int, width: int, like: Tensor) -> Float[Tensor, "length width"]:
+    """The encodings R_d of the distances length-1 ... 0, in that order."""
+    distance = torch.arange(length - 1, -1, -1.0, device=like.device)
+    frequency = 10_000 ** -(torch.arange(0, width, 2.0, device=like.device) / width)
+    angle = distance[:, None] * frequency
+    return torch.cat([angle.sin(), angle.cos()], dim=-1)[:, :width].to(like.dtype)
+
+
+def attend(content: Queries, position: Queries, keys: Keys, values: Keys, distances: Distances) -> Queries:
+    """Relative attention by whichever of the two forms suits the device."""
+    if content.device.type == "cpu" and content.dtype == keys.dtype == distances.dtype:
+        return _TiledAttention.apply(content, position, keys, values, distances)
+    return fused(content, position, keys, values, distances)
+
+
+def fused(content: Queries, position: Queries, keys: Keys, values: Keys, distances: Distances) -> Queries:
+    """One scaled_dot_product_attention with the shifted position term as its mask: the form for accelerators."""
+    batch, time, heads, _ = content.shape
+    span = keys.shape[1]
+    by_distance = torch.einsum("bthd,shd->bhts", position, distances)
+    padded = F.pad(by_distance, (1, 0)).view(batch, heads, span + 1, time)
+    shifted = padded[:, :, 1:].reshape(batch, heads, time, span)
+    hidden = torch.ones(time, span, dtype=torch.bool, device=content.device).triu(span - time + 1)
+    mask = shifted.masked_fill(hidden, float("-inf")).to(content.dtype)
+    query, key, value = (part.transpose(1, 2) for part in (content, keys, values))
+    return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=1.0).transpose(1, 2)
+
+
+class _TiledAttention(torch.autograd.Function):
+    """The same, tile by tile (one lane, BLOCK queries, all heads), in place: on a CPU about twice as fast as `fused`.
+
+    A tile's scores are made, normalised and used while they are in the cache, and its buffers are used again for the next.
+    """
+
+    @staticmethod
+    def forward(ctx, content, position, keys, values, distances):
+        batch, time, heads, size = content.shape
+        output = content.new_empty(batch, heads, time, size)
+        kept = []
+        needs_weights = any(ctx.needs_input_grad)
+        for first, last, span in _tiles(time, keys.shape[1]):
+            rows = last - first
+            weights = content.new_empty(batch if needs_weights else 1, heads, rows, span)
+            by_distance = content.new_empty(heads, rows, span)
+            shifted = by_distance.as_strided((heads, rows, span), (rows * span, span - 1, 1), rows - 1)
+            hidden = content.new_full((rows, rows - 1), float("-inf")).triu()
+            reachable = distances[-span:].permute(1, 2, 0)
+            for lane in range(batch):
+                scores = weights[lane if needs_weights else 0]
+                torch.bmm(position[lane, first:last].transpose(0, 1), reachable, out=by_distance)
+                queries = content[lane, first:last].transpose(0, 1)
+                torch.baddbmm(shifted, queries, keys[lane, :span].permute(1, 2, 0), out=scores)
+                scores[:, :, span - rows + 1 :].add_(hidden)
+                torch.softmax(scores, -1, out=scores)
+                output[lane, :, first:last] = torch.bmm(scores, values[lane, :span].transpose(0, 1))
+            kept.append(weights)
+        if needs_weights:
+            ctx.save_for_backward(content, position, keys, values, distances, *kept)
+        return output.transpose(1, 2)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        content, position, keys, values, distances, *kept = ctx.saved_tensors
+        batch, time, heads, size = content.shape
+        whole = keys.shape[1]
+        d_content, d_position = content.new_empty(2, batch, heads, time, size)
+        d_keys, d_values = content.new_zeros(2, batch, heads, whole, size)
+        d_distances = content.new_zeros(heads, whole, size)
+        for weights, (first, last, span) in zip(kept, _tiles(time, whole)):
+            rows = last - first
+            d_scores = content.new_empty(heads, rows, span)
+            # d_scores moved back by the shift. Its first rows-1 elements stay zero: nothing is shifted there.
+            unshifted = content.new_zeros(heads, rows, span)
+            # Column span-1 would fall on column 0 of the next row. Only the last row may see that key, so only it is copied.
+            target = unshifted.as_strided((heads, rows, span - 1), (rows * span, span - 1, 1), rows - 1)
+            reachable = distances[-span:].transpose(0, 1)
+            for lane in range(batch):
+                upstream = gradient[lane, first:last].transpose(0, 1)
+                torch.bmm(upstream, values[lane, :span].permute(1, 2, 0), out=d_scores)
+                torch._softmax_backward_data(d_scores, weights[lane], -1, weights.dtype, grad_input=d_scores)
+                target.copy_(d_scores[:, :, :-1])
+                unshifted[:, -1, -1] = d_scores[:, -1, -1]
+                d_values[lane, :, :span].baddbmm_(weights[lane].transpose(1, 2), upstream)
+                d_content[lane, :, first:last] = torch.bmm(d_scores, keys[lane, :span].transpose(0, 1))
+                queries = content[lane, first:last].transpose(0, 1)
+                d_keys[lane, :, :span].baddbmm_(d_scores.transpose(1, 2), queries)
+                d_position[lane, :, first:last] = torch.bmm(unshifted, reachable)
+                d_distances[:, -span:].baddbmm_(
+                    unshifted.transpose(1, 2), position[lane, first:last].transpose(0, 1)
+                )
+        lanes_first = (part.transpose(1, 2) for part in (d_content, d_position, d_keys, d_values))
+        return *lanes_first, d_distances.transpose(0, 1)
+
+
+def _tiles(time: int, span: int) -> list[tuple[int, int, int]]:
+    """(first query, one past the last, keys that the last of them may see)."""
+    starts = range(0, time, BLOCK)
+    return [(first, min(first + BLOCK, time), span - time + min(first + BLOCK, time)) for first in starts]

@@ -1,0 +1,60 @@
+"""What a model carries from one call to the next while it reads or writes text: its short-term memory, ready for use."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+
+class LayerState:
+    """One layer's memory at test time: the keys and values of the last tokens, and the projected distances.
+
+    Weights do not change at test time, so keys and values are kept instead of the hidden states that they come from; the
+    result is the same, and a step of one token costs one token. They stand in a buffer with room to append, which is moved
+    back to its beginning only when it is full.
+    """
+
+    def __init__(self, distances: Float[Tensor, "reach heads size"], memory_length: int):
+        self._distances = distances
+        self._memory_length = memory_length
+        self._buffer: Tensor | None = None
+        self._first = self._last = 0
+
+    def append(
+        self, keys_values: Float[Tensor, "batch time 2 heads size"]
+    ) -> tuple[Float[Tensor, "batch span 2 heads size"], Float[Tensor, "span heads size"]]:
+        """Takes the new tokens' keys and values; gives back those of memory and new tokens, and the distances between."""
+        batch, time = keys_values.shape[:2]
+        self._first = max(self._first, self._last - self._memory_length)
+        if self._buffer is None or self._last + time > self._buffer.shape[1]:
+            self._make_room(keys_values)
+        self._buffer[:, self._last : self._last + time] = keys_values
+        self._last += time
+        span = self._last - self._first
+        if span > len(self._distances):
+            raise ValueError(f"{span} tokens in reach, the state was made for {len(self._distances)}")
+        return self._buffer[:, self._first : self._last], self._distances[-span:]
+
+    def _make_room(self, keys_values: Tensor) -> None:
+        batch, time, *rest = keys_values.shape
+        held = self._last - self._first
+        capacity = 2 * self._memory_length + time
+        buffer = keys_values.new_empty(batch, capacity, *rest)
+        if held:
+            buffer[:, :held] = self._buffer[:, self._first : self._last]
+        self._buffer, self._first, self._last = buffer, 0, held
+
+
+State = list[LayerState]
+"""A model's short-term memory while it reads a stream, layer by layer. Reading appends to it, in place."""
+
+
+def remembered(
+    memory: list[Tensor] | None, layer_inputs: list[Tensor], memory_length: int
+) -> list[Float[Tensor, "batch memory width"]]:
+    """The short-term memory of training after a segment: the last M inputs of every layer, without gradient."""
+    if memory_length == 0:
+        return []
+    older = memory or [new[:, :0] for new in layer_inputs]
+    return [
+        torch.cat([old, new.detach()], dim=1)[:, -memory_length:] for old, new in zip(older, layer_inputs)
+    ]

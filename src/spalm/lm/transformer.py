@@ -1,0 +1,195 @@
+"""Transformer and transformer-XL: one network, with a short-term memory of any length, none included.
+
+The paper's symbols: h_t^r is the input of layer r at position t; E^r = [SG(h^r)] the memory of that layer; h_t^R, the
+output, is what the vocabulary's table is multiplied with.
+"""
+
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from pydantic import Field, model_validator
+from torch import Tensor, nn
+
+from spalm.lm.dropout import Dropout
+from spalm.lm.relative import attend, sinusoids
+from spalm.lm.state import LayerState, State
+from spalm.lm.vocabulary import AdaptiveVocabulary, Vocabulary
+from spalm.settings import Settings
+
+
+class NetworkSettings(Settings):
+    layers: int = Field(gt=0)
+    """Number of layers."""
+    width: int = Field(gt=0, multiple_of=2)
+    """Size of the hidden states and of the token embeddings."""
+    heads: int = Field(gt=0)
+    """Attention heads in a layer."""
+    head_width: int = Field(gt=0)
+    """Size of a head's queries, keys and values; heads times head_width may differ from width."""
+    feed_forward: int = Field(gt=0)
+    """Size of the feed-forward layer's middle."""
+    dropout: float = Field(0.0, ge=0, lt=1)
+    """Rate on embeddings, sublayer outputs and the feed-forward middle; there is none on attention weights."""
+    norm: Literal["pre", "post"] = "pre"
+    """Layer norm before each sublayer (and once at the end) or, as in transformer-XL, after it."""
+    cutoffs: list[int] = []
+    """First token of each tail of an adaptive softmax, in rising order; empty for a plain softmax."""
+    shrink: int = Field(1, gt=0)
+    """Each further tail of the adaptive softmax has embeddings this many times narrower."""
+
+    @model_validator(mode="after")
+    def _rising(self) -> "NetworkSettings":
+        if any(later <= earlier for earlier, later in zip([0, *self.cutoffs], self.cutoffs)):
+            raise ValueError(f"cutoffs {self.cutoffs} must rise from above 0")
+        return self
+
+
+class Attention(nn.Module):
+    """Multi-head attention with relative positions: content and position terms, the two learned biases u and v."""
+
+    def __init__(self, settings: NetworkSettings):
+        super().__init__()
+        self.heads, self.head_width = settings.heads, settings.head_width
+        inner = settings.heads * settings.head_width
+        self.queries_keys_values = nn.Linear(settings.width, 3 * inner, bias=False)
+        self.distances = nn.Linear(settings.width, inner, bias=False)
+        self.output = nn.Linear(inner, settings.width, bias=False)
+        self.content_bias = nn.Parameter(torch.empty(settings.heads, settings.head_width))
+        self.position_bias = nn.Parameter(torch.empty(settings.heads, settings.head_width))
+
+    def project_distances(self, encodings: Float[Tensor, "span width"]) -> Float[Tensor, "span heads size"]:
+        return self.distances(encodings).unflatten(-1, (self.heads, self.head_width))
+
+    def forward(
+        self,
+        x: Float[Tensor, "batch time width"],
+        memory: Float[Tensor, "batch memory width"] | None,
+        encodings: Float[Tensor, "span width"] | None,
+        state: LayerState | None,
+    ) -> Float[Tensor, "batch time width"]:
+        inner = self.heads * self.head_width
+        queries, keys_values = self.queries_keys_values(x).split([inner, 2 * inner], dim=-1)
+        if memory is not None and memory.shape[1]:
+            remembered = F.linear(memory, self.queries_keys_values.weight[inner:])
+            keys_values = torch.cat([remembered, keys_values], dim=1)
+        keys_values = keys_values.unflatten(-1, (2, self.heads, self.head_width))
+        if state is not None:
+            keys_values, distances = state.append(keys_values)
+        else:
+            distances = self.project_distances(encodings)
+        keys, values = keys_values.unbind(2)
+        queries = queries.unflatten(-1, (self.heads, self.head_width))
+        scale = self.head_width**-0.5
+        content, position = (queries + self.content_bias) * scale, (queries + self.position_bias) * scale
+        return self.output(attend(content, position, keys, values, distances).flatten(2))
+
+
+class Layer(nn.Module):
+    """Attention and feed-forward, each with its layer norm, dropout and residual connection."""
+
+    def __init__(self, settings: NetworkSettings):
+        super().__init__()
+        self.before = settings.norm == "pre"
+        self.attention = Attention(settings)
+        self.attention_norm = nn.LayerNorm(settings.width)
+        self.widen = nn.Linear(settings.width, settings.feed_forward)
+        self.narrow = nn.Linear(settings.feed_forward, settings.width)
+        self.feed_forward_norm = nn.LayerNorm(settings.width)
+        self.dropout = Dropout(settings.dropout)
+
+    def _feed_forward(self, x: Tensor) -> Tensor:
+        return self.dropout(self.narrow(self.dropout(F.relu(self.widen(x), inplace=True))))
+
+    def forward(
+        self, x: Tensor, memory: Tensor | None, encodings: Tensor | None, state: LayerState | None
+    ) -> Tensor:
+        if not self.before:
+            x = self.attention_norm(x + self.dropout(self.attention(x, memory, encodings, state)))
+            return self.feed_forward_norm(x + self._feed_forward(x))
+        if memory is not None:
+            # The memory is a constant to the layer: no gradient flows through it, nor to the norm by way of it.
+            with torch.no_grad():
+                memory = self.attention_norm(memory)
+        x = x + self.dropout(self.attention(self.attention_norm(x), memory, encodings, state))
+        return x + self._feed_forward(self.feed_forward_norm(x))
+
+
+class Transformer(nn.Module):
+    """A causal language model; see `spalm.lm.interface.LanguageModel` for what the rest of the house asks of it."""
+
+    def __init__(self, settings: NetworkSettings, vocabulary: int):
+        super().__init__()
+        self.settings = settings
+        self.width = settings.width
+        cutoffs = [cutoff for cutoff in settings.cutoffs if cutoff < vocabulary]
+        self.vocabulary: Vocabulary | AdaptiveVocabulary = (
+            AdaptiveVocabulary(vocabulary, settings.width, cutoffs, settings.shrink)
+            if cutoffs
+            else Vocabulary(vocabulary, settings.width)
+        )
+        self.layers = nn.ModuleList(Layer(settings) for _ in range(settings.layers))
+        self.final_norm = nn.LayerNorm(settings.width) if settings.norm == "pre" else nn.Identity()
+        self.dropout = Dropout(settings.dropout)
+
+    def initialise(self, seed: int) -> "Transformer":
+        """Fills the parameters; the same seed gives the same network."""
+        torch.manual_seed(seed)
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.normal_(module.weight, std=module.in_features**-0.5)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
+            elif isinstance(module, Attention):
+                nn.init.zeros_(module.content_bias)
+                nn.init.zeros_(module.position_bias)
+        with torch.no_grad():
+            for layer in self.layers:  # the sum over 2R sublayers begins with the variance of one
+                for last in (layer.attention.output, layer.narrow):
+                    last.weight.mul_((2 * len(self.layers)) ** -0.5)
+        self.vocabulary.initialise()
+        return self
+
+    def forward(
+        self,
+        tokens: Int[Tensor, "batch time"],
+        memory: list[Tensor] | None = None,
+        state: State | None = None,
+    ) -> tuple[Float[Tensor, "batch time width"], list[Float[Tensor, "batch time width"]]]:
+        """Hidden states h^R of a segment, and every layer's inputs: what becomes the memory of the next segment.
+
+        The past is given as `memory`, the layer inputs of earlier tokens (training), or as `state` (test), or not at all.
+        """
+        x = self.dropout(self.vocabulary.embed(tokens) * self.width**0.5)
+        remembered = memory[0].shape[1] if memory else 0
+        encodings = sinusoids(remembered + tokens.shape[1], self.width, x) if state is None else None
+        layer_inputs = []
+        for index, layer in enumerate(self.layers):
+            layer_inputs.append(x)
+            x = layer(x, memory[index] if memory else None, encodings, state[index] if state else None)
+        return self.dropout(self.final_norm(x)), layer_inputs
+
+    def start(self, memory_length: int, longest_segment: int) -> State:
+        """An empty short-term memory for reading at test time, in segments of up to `longest_segment` tokens."""
+        like = self.layers[0].attention.content_bias
+        encodings = sinusoids(memory_length + longest_segment, self.width, like)
+        with torch.no_grad():
+            distances = [layer.attention.project_distances(encodings) for layer in self.layers]
+        return [LayerState(each, memory_length) for each in distances]
+
+    def hidden(
+        self, tokens: Int[Tensor, "batch time"], state: State | None
+    ) -> Float[Tensor, "batch time width"]:
+        return self(tokens, state=state)[0]
+
+    def embed(self, tokens: Int[Tensor, "*batch"]) -> Float[Tensor, "*batch width"]:
+        return self.vocabulary.embed(tokens)
+
+    def log_probabilities(self, hidden: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch vocabulary"]:
+        return self.vocabulary.log_probabilities(hidden)
+
+    def target_log_probabilities(
+        self, hidden: Float[Tensor, "n width"], targets: Int[Tensor, "n"]
+    ) -> Float[Tensor, "n"]:
+        return self.vocabulary.target_log_probabilities(hidden, targets)

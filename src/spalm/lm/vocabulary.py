@@ -1,0 +1,144 @@
+"""The shared table of token embeddings: input layer, output layer and, for SPALM, the vectors of retrieved tokens.
+
+Both forms give a normalised distribution over the whole vocabulary. Losses are computed in chunks of rows, so that the
+logits of a step, not those of a batch, decide the memory that a large vocabulary needs.
+"""
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+_CHUNK_FLOATS = 1 << 22
+"""Logits held at a time. Larger is no faster (measured at 8,192 tokens: 512 rows are best), smaller is slower."""
+
+
+def _options(classes: int) -> nn.LinearCrossEntropyOptions:
+    return nn.LinearCrossEntropyOptions(batch_chunk_size=max(64, _CHUNK_FLOATS // classes))
+
+
+def _cross_entropy(
+    hidden: Float[Tensor, "n width"],
+    weight: Float[Tensor, "classes width"],
+    target: Int[Tensor, "n"],
+    reduction: str,
+) -> Tensor:
+    return F.linear_cross_entropy(hidden, weight, target, reduction=reduction, options=_options(len(weight)))
+
+
+class Vocabulary(nn.Module):
+    """A table E of one vector a token: softmax(h E^T)."""
+
+    def __init__(self, size: int, width: int):
+        super().__init__()
+        self.size, self.width = size, width
+        self.table = nn.Parameter(torch.empty(size, width))
+
+    def initialise(self) -> None:
+        nn.init.normal_(self.table, std=self.width**-0.5)
+
+    def embed(self, tokens: Int[Tensor, "*batch"]) -> Float[Tensor, "*batch width"]:
+        """The tokens' own vectors, the y_k of the paper."""
+        return F.embedding(tokens, self.table)
+
+    def log_probabilities(self, hidden: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch size"]:
+        return F.log_softmax(F.linear(hidden, self.table).float(), dim=-1)
+
+    def loss(self, hidden: Float[Tensor, "n width"], targets: Int[Tensor, "n"]) -> Float[Tensor, ""]:
+        """Minus the sum of the targets' log-probabilities."""
+        return _cross_entropy(hidden.float(), self.table, targets, "sum")
+
+    def target_log_probabilities(
+        self, hidden: Float[Tensor, "n width"], targets: Int[Tensor, "n"]
+    ) -> Float[Tensor, "n"]:
+        return -_cross_entropy(hidden.float(), self.table, targets, "none")
+
+
+class AdaptiveVocabulary(nn.Module):
+    """The tied adaptive softmax: frequent tokens in a head, rarer ones in tails that the head first has to choose.
+
+        p(w | h) = p_head(w | h)                        w among the first cutoffs[0] tokens
+        p(w | h) = p_head(tail c | h) p_c(w | h)        w in tail c
+
+    Tail c (from 1) has vectors of width / shrink^c, projected to the full width, the same projection both ways.
+    """
+
+    def __init__(self, size: int, width: int, cutoffs: list[int], shrink: int = 1):
+        super().__init__()
+        self.size, self.width = size, width
+        self.bounds = [0, *cutoffs, size]
+        sizes = [last - first for first, last in zip(self.bounds, self.bounds[1:])]
+        widths = [max(1, width // shrink**cluster) for cluster in range(len(sizes))]
+        self.tables = nn.ParameterList(torch.empty(n, w) for n, w in zip(sizes, widths))
+        self.projections = nn.ParameterList(torch.empty(w, width) for w in widths if w != width)
+        self._projected = [w != width for w in widths]
+        self.tails = nn.Parameter(torch.empty(len(cutoffs), width))
+
+    def initialise(self) -> None:
+        for parameter in self.parameters():
+            nn.init.normal_(parameter, std=parameter.shape[-1] ** -0.5)
+        for projection in self.projections:
+            nn.init.normal_(projection, std=projection.shape[0] ** -0.5)
+
+    def _projection(self, cluster: int) -> Tensor | None:
+        return self.projections[sum(self._projected[:cluster])] if self._projected[cluster] else None
+
+    def _into(self, cluster: int, hidden: Tensor) -> Tensor:
+        """A hidden state in the width of a cluster's table."""
+        projection = self._projection(cluster)
+        return hidden if projection is None else F.linear(hidden, projection)
+
+    def _head(self) -> Tensor:
+        return torch.cat([self.tables[0], self.tails])
+
+    def embed(self, tokens: Int[Tensor, "*batch"]) -> Float[Tensor, "*batch width"]:
+        flat = tokens.reshape(-1)
+        embedded = self.tables[0].new_zeros(len(flat), self.width)
+        for cluster, (rows, local) in enumerate(self._members(flat)):
+            vectors = F.embedding(local, self.tables[cluster])
+            projection = self._projection(cluster)
+            embedded = embedded.index_copy(0, rows, vectors if projection is None else vectors @ projection)
+        return embedded.view(*tokens.shape, self.width)
+
+    def _members(self, tokens: Int[Tensor, "n"]) -> list[tuple[Tensor, Tensor]]:
+        """For each cluster: the rows whose token is in it, and those tokens counted from the cluster's first."""
+        found = []
+        for first, last in zip(self.bounds, self.bounds[1:]):
+            rows = ((tokens >= first) & (tokens < last)).nonzero().squeeze(1)
+            found.append((rows, tokens[rows] - first))
+        return found
+
+    def log_probabilities(self, hidden: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch size"]:
+        head = F.log_softmax(F.linear(self._into(0, hidden), self._head()).float(), dim=-1)
+        parts = [head[..., : self.bounds[1]]]
+        for cluster in range(1, len(self.tables)):
+            within = F.linear(self._into(cluster, hidden), self.tables[cluster]).float()
+            chosen = head[..., self.bounds[1] + cluster - 1, None]
+            parts.append(chosen + F.log_softmax(within, dim=-1))
+        return torch.cat(parts, dim=-1)
+
+    def _steps(self, hidden: Tensor, targets: Tensor, reduction: str) -> list[tuple[Tensor, Tensor]]:
+        """The choices that lead to each target, the head's and the tails': (rows, cross-entropy of the choice)."""
+        members = self._members(targets)
+        in_head = targets.clone()
+        for cluster, (rows, _) in enumerate(members[1:]):
+            in_head[rows] = self.bounds[1] + cluster
+        everything = torch.arange(len(targets), device=targets.device)
+        steps = [(everything, _cross_entropy(hidden.float(), self._head(), in_head, reduction))]
+        for cluster, (rows, local) in enumerate(members):
+            if cluster and len(rows):
+                inside = self._into(cluster, hidden[rows].float())
+                steps.append((rows, _cross_entropy(inside, self.tables[cluster], local, reduction)))
+        return steps
+
+    def loss(self, hidden: Float[Tensor, "n width"], targets: Int[Tensor, "n"]) -> Float[Tensor, ""]:
+        """Minus the sum of the targets' log-probabilities."""
+        return sum(cost for _, cost in self._steps(hidden, targets, "sum"))  # type: ignore[return-value]
+
+    def target_log_probabilities(
+        self, hidden: Float[Tensor, "n width"], targets: Int[Tensor, "n"]
+    ) -> Float[Tensor, "n"]:
+        total = hidden.new_zeros(len(targets), dtype=torch.float32)
+        for rows, cost in self._steps(hidden, targets, "none"):
+            total = total.index_add(0, rows, -cost)
+        return total

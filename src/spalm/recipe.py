@@ -1,0 +1,128 @@
+"""Recipes: the settings of every stage in one file, and the stages run in order.
+
+What counts, from weak to strong: defaults < recipe file < key=value on the command line.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from rich.console import Console
+
+from spalm import artifact
+from spalm.corpus import Corpus, CorpusSettings, build_corpus
+from spalm.errors import InputError
+from spalm.learning import Hardware, TrainingSettings
+from spalm.lm import ModelSettings, NetworkSettings, TrainedModel, train_model
+from spalm.settings import Settings, override
+from spalm.study import EvaluationSettings, evaluate_model, print_results, row, write_results
+
+ModelName = Literal["transformer", "transformer-xl"]
+MODELS: tuple[ModelName, ...] = ("transformer", "transformer-xl")
+
+
+class PaperRow(Settings):
+    """A row of the paper's tables, shown beside ours."""
+
+    model: str
+    memory_length: int
+    dev: float
+    test: float
+
+
+class Recipe(Settings):
+    title: str
+    """What the recipe is, in a line."""
+    corpus: CorpusSettings
+    """Text and tokeniser."""
+    network: NetworkSettings
+    """The network that all models of the recipe share."""
+    training: TrainingSettings
+    """How they are trained: all the same way, but that the vanilla transformer has no memory."""
+    evaluation: EvaluationSettings
+    """How they are evaluated."""
+    paper: list[PaperRow] = []
+    """The paper's figures for this set-up."""
+
+    def model(self, name: ModelName) -> ModelSettings:
+        memory_length = 0 if name == "transformer" else self.training.memory_length
+        training = self.training.model_copy(update={"memory_length": memory_length})
+        return ModelSettings(network=self.network, training=training)
+
+    def test_memories(self, name: ModelName) -> list[int]:
+        """Lengths of the short-term memory to evaluate a model with."""
+        if name == "transformer":
+            return [0]
+        return self.evaluation.memory_lengths or [self.training.memory_length]
+
+
+def recipe_folder() -> Path:
+    """Where the recipes are: inside an installed package, at the top of a checkout."""
+    installed = Path(__file__).parent / "recipes"
+    return installed if installed.exists() else Path(__file__).parents[2] / "recipes"
+
+
+def read_recipe(name: str, assignments: list[str]) -> Recipe:
+    """A recipe by its name, or by the path of a YAML file of one's own."""
+    own = Path(name)
+    path = own if own.suffix in (".yaml", ".yml") else recipe_folder() / f"{name}.yaml"
+    if not path.is_file():
+        known = ", ".join(sorted(item.stem for item in recipe_folder().glob("*.yaml")))
+        raise InputError(
+            f"there is no recipe {name!r}; take one of {known}, or give the path of a .yaml file"
+        )
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(values, dict):
+        raise InputError(
+            f"{path} holds no settings; see {recipe_folder() / 'demo.yaml'} for the form of a recipe"
+        )
+    return Recipe.parse(override(values, assignments), path.name)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A recipe being carried out in a directory. Each stage is an artifact below it; asking for one makes those before."""
+
+    recipe: Recipe
+    directory: Path
+    hardware: Hardware
+    tensorboard: bool = False
+    restart: bool = False
+
+    @cached_property
+    def corpus(self) -> Corpus:
+        return build_corpus(self.recipe.corpus, self.directory / "corpus", self.restart)
+
+    def model(self, name: ModelName) -> TrainedModel:
+        settings = self.recipe.model(name)
+        where = self.directory / name
+        return train_model(settings, self.corpus, where, name, self.hardware, self.tensorboard, self.restart)
+
+    def rows(self, name: ModelName) -> list[dict[str, Any]]:
+        """The rows of the results that one model gives: one for each memory length at test."""
+        trained = self.model(name)
+        evaluation = self.recipe.evaluation
+        rows = []
+        for memory_length in self.recipe.test_memories(name):
+            where = self.directory / "evaluation" / f"{name}-{memory_length}"
+            found = evaluate_model(
+                trained, self.corpus, memory_length, evaluation, where, name, self.hardware, self.restart
+            )
+            rows.append(row(name, trained, found, evaluation.unit))
+        return rows
+
+    def everything(self, console: Console) -> None:
+        """All stages, then the table and results.json."""
+        self.directory.mkdir(parents=True, exist_ok=True)
+        artifact.write_atomically(
+            self.directory / "recipe.yaml", yaml.safe_dump(self.recipe.as_json(), sort_keys=False)
+        )
+        rows = [each for name in MODELS for each in self.rows(name)]
+        write_results(rows, self.directory)
+        print_results(rows, self.recipe.title, [each.model_dump() for each in self.recipe.paper], console)
+        console.print(f"written to {self.directory / 'results.json'}", highlight=False)
