@@ -35,32 +35,20 @@ class Artifact:
         self.directory = Path(directory)
         path = self.directory / MANIFEST
         if not path.exists():
-            state = (
-                "is unfinished: run the same command again" if self.directory.exists() else "does not exist"
-            )
+            state = "is unfinished: run the same command again" if self.directory.exists() else "does not exist"
             raise InputError(f"{self.directory} {state} (no {MANIFEST})")
         try:
             self.manifest: dict[str, Any] = json.loads(path.read_text())
-            self.kind, self.settings, self.facts = (
-                self.manifest[key] for key in ("kind", "settings", "facts")
-            )
+            self.kind, self.settings, self.facts = (self.manifest[key] for key in ("kind", "settings", "facts"))
         except (json.JSONDecodeError, KeyError, UnicodeDecodeError):
             raise InputError(f"{path} is damaged; remove {self.directory} and make it again") from None
         if kind is not None and self.kind != kind:
-            raise InputError(
-                f"{self.directory} holds a {self.kind}, a {kind} is needed; give another directory"
-            )
+            raise InputError(f"{self.directory} holds a {self.kind}, a {kind} is needed; give another directory")
         for name, entry in self.manifest["files"].items():
             size = (self.directory / name).stat().st_size if (self.directory / name).exists() else None
             if size != entry["bytes"]:
-                found = (
-                    "is missing"
-                    if size is None
-                    else f"has {size:,} bytes, its manifest says {entry['bytes']:,}"
-                )
-                raise InputError(
-                    f"{self.directory / name} {found}; remove {self.directory} and make it again"
-                )
+                found = "is missing" if size is None else f"has {size:,} bytes, its manifest says {entry['bytes']:,}"
+                raise InputError(f"{self.directory / name} {found}; remove {self.directory} and make it again")
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -122,9 +110,7 @@ class Draft:
 
     def write_array(self, name: str, array: np.ndarray) -> None:
         self.declare(name, array.dtype, array.shape)
-        write_atomically(
-            self.directory / name, array.astype(self._arrays[name]["dtype"], copy=False).tobytes()
-        )
+        write_atomically(self.directory / name, array.astype(self._arrays[name]["dtype"], copy=False).tobytes())
 
     def finish(self, identity: Mapping[str, Any], facts: Mapping[str, Any], files: list[str]) -> None:
         entries = {}
@@ -192,9 +178,7 @@ def _claim(directory: Path, identity: dict[str, Any], restart: bool) -> None:
         return
     others = [path for path in directory.iterdir() if path.name != UNFINISHED]
     if others and not marker.exists():
-        raise InputError(
-            f"{directory} holds files that are not ours ({others[0].name}); choose another --out"
-        )
+        raise InputError(f"{directory} holds files that are not ours ({others[0].name}); choose another --out")
     for path in others:
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     write_json(marker, identity)

@@ -30,9 +30,7 @@ Threads = Annotated[int | None, typer.Option(help="CPU threads; default: all cor
 Bf16 = Annotated[bool, typer.Option("--bf16", help="Compute in bfloat16 where it is safe (for GPUs).")]
 Compile = Annotated[bool, typer.Option("--compile", help="Compile the training step (for GPUs).")]
 Board = Annotated[bool, typer.Option("--tensorboard", help="Log to TensorBoard too (needs the extra).")]
-Restart = Annotated[
-    bool, typer.Option("--restart", help="Throw away unfinished work that had other settings.")
-]
+Restart = Annotated[bool, typer.Option("--restart", help="Throw away unfinished work that had other settings.")]
 
 
 @app.command(name="download")
@@ -66,9 +64,7 @@ def train(
 ) -> None:
     """Train one model of a recipe."""
     hardware = Hardware(device, threads, bf16, compile)
-    console.print(
-        Run(read_recipe(recipe, settings or []), out, hardware, tensorboard, restart).model(model).facts
-    )
+    console.print(Run(read_recipe(recipe, settings or []), out, hardware, tensorboard, restart).model(model).facts)
 
 
 @app.command()

@@ -70,17 +70,13 @@ def read_recipe(name: str, assignments: list[str]) -> Recipe:
     path = own if own.suffix in (".yaml", ".yml") else recipe_folder() / f"{name}.yaml"
     if not path.is_file():
         known = ", ".join(sorted(item.stem for item in recipe_folder().glob("*.yaml")))
-        raise InputError(
-            f"there is no recipe {name!r}; take one of {known}, or give the path of a .yaml file"
-        )
+        raise InputError(f"there is no recipe {name!r}; take one of {known}, or give the path of a .yaml file")
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise InputError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(values, dict):
-        raise InputError(
-            f"{path} holds no settings; see {recipe_folder() / 'demo.yaml'} for the form of a recipe"
-        )
+        raise InputError(f"{path} holds no settings; see {recipe_folder() / 'demo.yaml'} for the form of a recipe")
     return Recipe.parse(override(values, assignments), path.name)
 
 

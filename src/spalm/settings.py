@@ -44,9 +44,7 @@ def _keys_beside(cls: type[Settings], location: tuple[int | str, ...]) -> list[s
     choices: list[type[Settings]] = [cls]
     for part in location[:-1]:
         inner = [
-            _settings_in(choice.model_fields[part].annotation)
-            for choice in choices
-            if part in choice.model_fields
+            _settings_in(choice.model_fields[part].annotation) for choice in choices if part in choice.model_fields
         ]
         # A union of settings puts the chosen kind into the location: that part names no field.
         choices = [found for group in inner for found in group] or choices

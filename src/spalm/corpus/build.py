@@ -139,9 +139,7 @@ def _tokenise(settings: CorpusSettings, tokeniser: Tokeniser, split: Split, draf
         for file in outputs.values():
             file.close()
     if counts.tokens == 0:
-        raise InputError(
-            f"the {split} split has no text; look at corpus.source ({settings.source.as_json()})"
-        )
+        raise InputError(f"the {split} split has no text; look at corpus.source ({settings.source.as_json()})")
     draft.declare(f"{split}.tokens", dtype, (counts.tokens,))
     draft.declare(f"{split}.documents", "<i8", (counts.documents,))
     return counts

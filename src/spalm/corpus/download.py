@@ -88,9 +88,7 @@ def _fetch(official: Official, archive: Path) -> None:
     except urllib.error.HTTPError as error:
         # 416: the whole file had arrived before, only the check was missing.
         if error.code != 416:
-            raise InputError(
-                f"{official.url} answered {error.code} {error.reason}; fetch the file by hand"
-            ) from None
+            raise InputError(f"{official.url} answered {error.code} {error.reason}; fetch the file by hand") from None
     except (urllib.error.URLError, TimeoutError, ConnectionError) as error:
         reason = getattr(error, "reason", error)
         raise InputError(
@@ -99,7 +97,5 @@ def _fetch(official: Official, archive: Path) -> None:
     found = digest_of_file(partial)
     if found != official.sha256:
         partial.unlink()
-        raise InputError(
-            f"{official.url} has digest {found[:12]}…, expected {official.sha256[:12]}…; try again later"
-        )
+        raise InputError(f"{official.url} has digest {found[:12]}…, expected {official.sha256[:12]}…; try again later")
     partial.replace(archive)

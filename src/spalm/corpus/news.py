@@ -34,16 +34,10 @@ class WmtNews(Source):
         """January to October as they stand; of November and December a sample spread evenly over the dates."""
         if split == "train":
             return (_document(*article) for article in self._articles(split))
-        articles = sorted(
-            (where.date, order, words) for order, (where, words) in enumerate(self._sizes(split))
-        )
+        articles = sorted((where.date, order, words) for order, (where, words) in enumerate(self._sizes(split)))
         wanted = self.sample_tokens / _TOKENS_PER_WORD
         step = max(1.0, sum(words for _, _, words in articles) / wanted)
-        kept = (
-            {articles[int(index * step)][1] for index in range(int(len(articles) / step))}
-            if articles
-            else set()
-        )
+        kept = {articles[int(index * step)][1] for index in range(int(len(articles) / step))} if articles else set()
         chosen = [article for order, article in enumerate(self._articles(split)) if order in kept]
         return (_document(*article) for article in sorted(chosen, key=lambda article: article[0].date))
 

@@ -168,9 +168,7 @@ def _documents_in_jsonl(name: str, path: Path) -> Iterator[Document]:
         try:
             record = json.loads(line)
             text = record["text"]
-            own_name = next(
-                (str(record[key]) for key in ("name", "title", "id") if key in record), str(number)
-            )
+            own_name = next((str(record[key]) for key in ("name", "title", "id") if key in record), str(number))
             yield Document(f"{name}/{own_name}", [text.rstrip("\n").encode() + b"\n"])
         except (ValueError, KeyError, TypeError, AttributeError):
             raise InputError(

@@ -91,16 +91,11 @@ class Words:
 
     def encode(self, pieces: Sequence[bytes]) -> list[np.ndarray]:
         unknown = self._ids[UNKNOWN]
-        return [
-            np.fromiter((self._ids.get(word, unknown) for word in _words_of(piece)), np.int64)
-            for piece in pieces
-        ]
+        return [np.fromiter((self._ids.get(word, unknown) for word in _words_of(piece)), np.int64) for piece in pieces]
 
     def decode(self, ids: Iterable[int]) -> str:
         words = (self._words[index] for index in ids)
-        return (
-            " ".join(words).replace(f" {END_OF_LINE}", "\n").replace(END_OF_LINE, "\n").replace("\n ", "\n")
-        )
+        return " ".join(words).replace(f" {END_OF_LINE}", "\n").replace(END_OF_LINE, "\n").replace("\n ", "\n")
 
     def to_json(self) -> dict[str, Any]:
         return {"kind": "words", "words": self._words}
@@ -158,9 +153,7 @@ def learn(settings: TokeniserSettings, pieces: Callable[[], Iterator[bytes]]) ->
     match settings.kind:
         case "bytes":
             if settings.size not in (None, Bytes.size):
-                raise InputError(
-                    f"corpus.tokeniser.size = {settings.size}: bytes have {Bytes.size}; leave it out"
-                )
+                raise InputError(f"corpus.tokeniser.size = {settings.size}: bytes have {Bytes.size}; leave it out")
             return Bytes()
         case "words":
             return Words.learn(pieces(), settings.size)
@@ -211,9 +204,7 @@ def _by_frequency(bpe: Bpe, texts: Iterable[str]) -> Bpe:
             counts += np.bincount(encoding.ids, minlength=len(counts))
     content = json.loads(bpe.to_str())
     vocabulary: dict[str, int] = content["model"]["vocab"]
-    ranked = sorted(
-        vocabulary, key=lambda token: (token != END_OF_DOCUMENT, -counts[vocabulary[token]], token)
-    )
+    ranked = sorted(vocabulary, key=lambda token: (token != END_OF_DOCUMENT, -counts[vocabulary[token]], token))
     content["model"]["vocab"] = {token: index for index, token in enumerate(ranked)}
     for special in content["added_tokens"]:
         special["id"] = content["model"]["vocab"][special["content"]]

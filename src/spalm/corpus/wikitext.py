@@ -33,9 +33,7 @@ class WikiText(Source):
 
     def documents(self, split: Split) -> Iterator[Document]:
         lines = lines_of(self._file(split))
-        return articles(
-            lines, _TITLE, first_name=f"{split}: before the first title", between_blank_lines=True
-        )
+        return articles(lines, _TITLE, first_name=f"{split}: before the first title", between_blank_lines=True)
 
 
 def articles(

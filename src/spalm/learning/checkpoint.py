@@ -111,9 +111,7 @@ def load(
     for name, tensor in groups.get("memory", {}).items():
         part, layer = map(int, name.split("/"))
         memories.setdefault(part, {})[layer] = tensor.to(device)
-    return Progress(**content), [
-        [layers[i] for i in sorted(layers)] for _, layers in sorted(memories.items())
-    ]
+    return Progress(**content), [[layers[i] for i in sorted(layers)] for _, layers in sorted(memories.items())]
 
 
 def remove(directory: Path) -> None:

@@ -26,9 +26,7 @@ class Hardware:
             device = torch.device(name)
             torch.empty(1, device=device)
         except (RuntimeError, AssertionError):
-            raise InputError(
-                f"--device {name}: torch cannot use it here; this machine has {best_device()}"
-            ) from None
+            raise InputError(f"--device {name}: torch cannot use it here; this machine has {best_device()}") from None
         if self.threads is not None:
             if self.threads < 1:
                 raise InputError(f"--threads {self.threads}: give 1 or more")

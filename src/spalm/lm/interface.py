@@ -19,9 +19,7 @@ class LanguageModel(Protocol):
     def start(self, memory_length: int, longest_segment: int) -> Any:
         """An empty state that will remember `memory_length` tokens, to be read in segments of at most that length."""
 
-    def hidden(
-        self, tokens: Int[Tensor, "batch time"], state: Any | None
-    ) -> Float[Tensor, "batch time width"]:
+    def hidden(self, tokens: Int[Tensor, "batch time"], state: Any | None) -> Float[Tensor, "batch time width"]:
         """h_t for every token; the state, if there is one, is taken into account and brought up to date in place."""
 
     def embed(self, tokens: Int[Tensor, "*batch"]) -> Float[Tensor, "*batch width"]:

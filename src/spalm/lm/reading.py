@@ -64,16 +64,12 @@ def _inputs(split: TokenSplit, positions: np.ndarray, device: torch.device) -> T
     return torch.from_numpy(split.inputs(np.minimum(positions, len(split) - 1))).to(device)
 
 
-def _windows(
-    model, split, reading: Reading, start: int, stop: int, device
-) -> Iterator[tuple[np.ndarray, Tensor]]:
+def _windows(model, split, reading: Reading, start: int, stop: int, device) -> Iterator[tuple[np.ndarray, Tensor]]:
     """Overlapping windows without memory. Those at the very beginning, which have less context, are read one by one."""
     context = reading.segment - reading.stride
     ends = np.arange(start, stop, reading.stride) + reading.stride
     early, full = ends[ends < reading.segment], ends[ends >= reading.segment]
-    groups = [ends[None] for ends in early] + [
-        full[i : i + reading.lanes] for i in range(0, len(full), reading.lanes)
-    ]
+    groups = [ends[None] for ends in early] + [full[i : i + reading.lanes] for i in range(0, len(full), reading.lanes)]
     for group in groups:
         length = min(reading.segment, int(group[0]))
         positions = group[:, None] - length + np.arange(length)
@@ -82,9 +78,7 @@ def _windows(
         yield positions[:, kept:], hidden[:, kept:]
 
 
-def _carried(
-    model, split, reading: Reading, start: int, stop: int, device
-) -> Iterator[tuple[np.ndarray, Tensor]]:
+def _carried(model, split, reading: Reading, start: int, stop: int, device) -> Iterator[tuple[np.ndarray, Tensor]]:
     """Lanes with a carried memory. A lane that begins at the start of the text has an empty one, so it reads alone."""
     first, last = start // reading.segment, -(-stop // reading.segment)
     count = last - first

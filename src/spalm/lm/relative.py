@@ -110,9 +110,7 @@ class _TiledAttention(torch.autograd.Function):
                 queries = content[lane, first:last].transpose(0, 1)
                 d_keys[lane, :, :span].baddbmm_(d_scores.transpose(1, 2), queries)
                 d_position[lane, :, first:last] = torch.bmm(unshifted, reachable)
-                d_distances[:, -span:].baddbmm_(
-                    unshifted.transpose(1, 2), position[lane, first:last].transpose(0, 1)
-                )
+                d_distances[:, -span:].baddbmm_(unshifted.transpose(1, 2), position[lane, first:last].transpose(0, 1))
         lanes_first = (part.transpose(1, 2) for part in (d_content, d_position, d_keys, d_values))
         return *lanes_first, d_distances.transpose(0, 1)
 

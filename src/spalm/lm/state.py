@@ -23,7 +23,7 @@ class LayerState:
         self, keys_values: Float[Tensor, "batch time 2 heads size"]
     ) -> tuple[Float[Tensor, "batch span 2 heads size"], Float[Tensor, "span heads size"]]:
         """Takes the new tokens' keys and values; gives back those of memory and new tokens, and the distances between."""
-        batch, time = keys_values.shape[:2]
+        time = keys_values.shape[1]
         self._first = max(self._first, self._last - self._memory_length)
         if self._buffer is None or self._last + time > self._buffer.shape[1]:
             self._make_room(keys_values)
@@ -55,6 +55,4 @@ def remembered(
     if memory_length == 0:
         return []
     older = memory or [new[:, :0] for new in layer_inputs]
-    return [
-        torch.cat([old, new.detach()], dim=1)[:, -memory_length:] for old, new in zip(older, layer_inputs)
-    ]
+    return [torch.cat([old, new.detach()], dim=1)[:, -memory_length:] for old, new in zip(older, layer_inputs)]

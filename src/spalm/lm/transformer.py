@@ -102,9 +102,7 @@ class Layer(nn.Module):
     def _feed_forward(self, x: Tensor) -> Tensor:
         return self.dropout(self.narrow(self.dropout(F.relu(self.widen(x), inplace=True))))
 
-    def forward(
-        self, x: Tensor, memory: Tensor | None, encodings: Tensor | None, state: LayerState | None
-    ) -> Tensor:
+    def forward(self, x: Tensor, memory: Tensor | None, encodings: Tensor | None, state: LayerState | None) -> Tensor:
         if not self.before:
             x = self.attention_norm(x + self.dropout(self.attention(x, memory, encodings, state)))
             return self.feed_forward_norm(x + self._feed_forward(x))
@@ -178,9 +176,7 @@ class Transformer(nn.Module):
             distances = [layer.attention.project_distances(encodings) for layer in self.layers]
         return [LayerState(each, memory_length) for each in distances]
 
-    def hidden(
-        self, tokens: Int[Tensor, "batch time"], state: State | None
-    ) -> Float[Tensor, "batch time width"]:
+    def hidden(self, tokens: Int[Tensor, "batch time"], state: State | None) -> Float[Tensor, "batch time width"]:
         return self(tokens, state=state)[0]
 
     def embed(self, tokens: Int[Tensor, "*batch"]) -> Float[Tensor, "*batch width"]:

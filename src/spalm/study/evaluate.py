@@ -77,18 +77,14 @@ def evaluate_model(
         raise InputError(
             f"evaluation.stride = {settings.stride}: windows have {training.segment_length} tokens; give at most that"
         )
-    reading = Reading.of(
-        network.layers, training.segment_length, memory_length, settings.lanes, settings.stride
-    )
+    reading = Reading.of(network.layers, training.segment_length, memory_length, settings.lanes, settings.stride)
 
     def make(draft: artifact.Draft) -> tuple[dict, list[str]]:
         device = hardware.prepare()
         model = trained.load(device)
         facts = {}
         for split in (corpus.split(name) for name in HELD_OUT):
-            found = _score(
-                model, split, reading, draft, f"evaluate {name} on {split.split}", hardware, device
-            )
+            found = _score(model, split, reading, draft, f"evaluate {name} on {split.split}", hardware, device)
             facts[split.split] = figures(found, split)
         return facts, []
 

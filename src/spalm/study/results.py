@@ -37,13 +37,9 @@ def write_results(rows: list[dict[str, Any]], directory: Path) -> None:
     write_json(directory / FILE, rows)
 
 
-def print_results(
-    rows: list[dict[str, Any]], title: str, paper: list[dict[str, Any]], console: Console
-) -> None:
+def print_results(rows: list[dict[str, Any]], title: str, paper: list[dict[str, Any]], console: Console) -> None:
     """The table of a run, with the paper's figures beside ours where the recipe has them."""
-    table = Table(
-        title=title, title_justify="left", caption=rows[0]["unit"] if rows else None, caption_justify="left"
-    )
+    table = Table(title=title, title_justify="left", caption=rows[0]["unit"] if rows else None, caption_justify="left")
     table.add_column("model")
     for name in ("memory M", "parameters", "dev", "test", *(("paper dev", "paper test") if paper else ())):
         table.add_column(name, justify="right")
@@ -51,9 +47,7 @@ def print_results(
         cells = [each["model"], f"{each['memory_length']:,}", _millions(each["parameters"])]
         cells += [f"{each[split]:.{_digits(each['unit'])}f}" for split in ("dev", "test")]
         if paper:
-            same = [
-                p for p in paper if (p["model"], p["memory_length"]) == (each["model"], each["memory_length"])
-            ]
+            same = [p for p in paper if (p["model"], p["memory_length"]) == (each["model"], each["memory_length"])]
             cells += [str(same[0][split]) if same else "" for split in ("dev", "test")]
         table.add_row(*cells)
     console.print(table)
