@@ -4,6 +4,7 @@ import json
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Annotated
 
@@ -56,7 +57,7 @@ def _make(settings: CorpusSettings, draft: artifact.Draft) -> tuple[dict, list[s
     names = ["tokeniser.json"]
     for split in SPLITS:
         counts = _tokenise(settings, tokeniser, split, draft)
-        facts["splits"][split] = asdict(counts)
+        facts["splits"][split] = {key: getattr(counts, key) for key in ("documents", "tokens", "words", "characters")}
         names.append(f"{split}.names")
     (draft.directory / _JOURNAL).unlink()
     return facts, names
@@ -85,23 +86,30 @@ class _Counts:
     words: int = 0
     characters: int = 0
     name_bytes: int = 0
+    pieces: int = 0
+    """Of a document that is not finished yet."""
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """A piece of a document on its way to the tokeniser."""
+
+    document: str
+    text: bytes
+    ends_document: bool
 
 
 _JOURNAL = "journal.json"
 
 
 def _tokenise(settings: CorpusSettings, tokeniser: Tokeniser, split: Split, draft: artifact.Draft) -> _Counts:
-    """Appends one split's tokens, document bounds and names, beginning after what the journal says is safely there."""
+    """Appends one split's tokens, document bounds and names, beginning after what the journal says is there."""
     directory = draft.directory
     journal = directory / _JOURNAL
     done: dict[str, dict] = json.loads(journal.read_text()) if journal.exists() else {}
     counts = _Counts(**done.get(split, {}))
     dtype = token_dtype(tokeniser.size)
-    sizes = {
-        "tokens": counts.tokens * dtype.itemsize,
-        "documents": counts.documents * 8,
-        "names": counts.name_bytes,
-    }
+    sizes = {"tokens": counts.tokens * dtype.itemsize, "documents": counts.documents * 8, "names": counts.name_bytes}
     outputs = {name: _reopen(directory / f"{split}.{name}", size) for name, size in sizes.items()}
     saved = time.monotonic()
 
@@ -110,26 +118,28 @@ def _tokenise(settings: CorpusSettings, tokeniser: Tokeniser, split: Split, draf
             file.flush()
         artifact.write_json(journal, {**done, split: asdict(counts)})
 
+    def append(piece: _Piece, ids: np.ndarray) -> None:
+        if piece.ends_document and tokeniser.end_of_document is not None:
+            ids = np.append(ids, tokeniser.end_of_document)
+        outputs["tokens"].write(ids.astype(dtype).tobytes())
+        counts.tokens += len(ids)
+        counts.words += len(piece.text.split()) + piece.text.count(b"\n")
+        counts.characters += _characters(tokeniser, piece.text)
+        counts.pieces += 1
+        if piece.ends_document:
+            name = piece.document.replace("\n", " ").encode() + b"\n"
+            outputs["names"].write(name)
+            outputs["documents"].write(np.array([counts.tokens], "<i8").tobytes())
+            counts.name_bytes += len(name)
+            counts.documents += 1
+            counts.pieces = 0
+
     try:
         with bar(f"tokenise {split}", None) as shown:
-            documents = settings.source.documents(split)
-            for _ in range(counts.documents):
-                next(documents)
-            for batch in _batches(documents):
-                encoded = _encode(tokeniser, batch)
-                for document, pieces, ids in zip(batch, *encoded):
-                    name = document.name.replace("\n", " ").encode() + b"\n"
-                    tokens = np.concatenate(ids) if ids else np.empty(0, np.int64)
-                    if tokeniser.end_of_document is not None:
-                        tokens = np.append(tokens, tokeniser.end_of_document)
-                    outputs["tokens"].write(tokens.astype(dtype).tobytes())
-                    outputs["names"].write(name)
-                    counts.documents += 1
-                    counts.tokens += len(tokens)
-                    counts.words += sum(len(piece.split()) + piece.count(b"\n") for piece in pieces)
-                    counts.characters += sum(_characters(tokeniser, piece) for piece in pieces)
-                    counts.name_bytes += len(name)
-                    outputs["documents"].write(np.array([counts.tokens], "<i8").tobytes())
+            documents = islice(settings.source.documents(split), counts.documents, None)
+            for batch in _batches(islice(_in_order(documents), counts.pieces, None)):
+                for piece, ids in zip(batch, _encode(tokeniser, batch)):
+                    append(piece, ids)
                 shown.say(f"{counts.tokens:,} tokens, {counts.documents:,} documents")
                 if time.monotonic() - saved > _SAVE_SECONDS:
                     save()
@@ -154,14 +164,23 @@ def _reopen(path: Path, size: int):
     return file
 
 
-def _batches(documents: Iterator[Document]) -> Iterator[list[Document]]:
-    """Documents in groups of a few megabytes, so that a tokeniser can work on many pieces at once."""
-    held: list[Document] = []
-    size = 0
+def _in_order(documents: Iterator[Document]) -> Iterator[_Piece]:
     for document in documents:
-        pieces = list(document.pieces)
-        held.append(Document(document.name, pieces))
-        size += sum(len(piece) for piece in pieces)
+        held = None
+        for text in document.pieces:
+            if held is not None:
+                yield _Piece(document.name, held, False)
+            held = text
+        yield _Piece(document.name, held or b"", True)
+
+
+def _batches(pieces: Iterator[_Piece]) -> Iterator[list[_Piece]]:
+    """Pieces in groups of a few megabytes, so that a tokeniser can work on many of them at once."""
+    held: list[_Piece] = []
+    size = 0
+    for piece in pieces:
+        held.append(piece)
+        size += len(piece.text)
         if size >= _BATCH_BYTES:
             yield held
             held, size = [], 0
@@ -169,19 +188,16 @@ def _batches(documents: Iterator[Document]) -> Iterator[list[Document]]:
         yield held
 
 
-def _encode(tokeniser: Tokeniser, batch: list[Document]) -> tuple[list[list[bytes]], list[list[np.ndarray]]]:
-    """The pieces of each document and their token ids."""
-    pieces = [list(document.pieces) for document in batch]
+def _encode(tokeniser: Tokeniser, batch: list[_Piece]) -> list[np.ndarray]:
     try:
-        flat = iter(tokeniser.encode([piece for group in pieces for piece in group]))
+        return tokeniser.encode([piece.text for piece in batch])
     except NotUtf8:
-        for document, group in zip(batch, pieces):
+        for piece in batch:  # which one?
             try:
-                tokeniser.encode(group)
+                tokeniser.encode([piece.text])
             except NotUtf8 as error:
-                raise InputError(f"{document.name}: {error}") from None
+                raise InputError(f"{piece.document}: {error}") from None
         raise
-    return pieces, [[next(flat) for _ in group] for group in pieces]
 
 
 def _characters(tokeniser: Tokeniser, piece: bytes) -> int:

@@ -54,5 +54,5 @@ def remembered(
     """The short-term memory of training after a segment: the last M inputs of every layer, without gradient."""
     if memory_length == 0:
         return []
-    older = memory or [new[:, :0] for new in layer_inputs]
+    older = memory or [new.detach()[:, :0] for new in layer_inputs]
     return [torch.cat([old, new.detach()], dim=1)[:, -memory_length:] for old, new in zip(older, layer_inputs)]

@@ -1,0 +1,190 @@
+"""How fast a transformer-XL trains, reads and writes here, beside what this machine's matrix products allow.
+
+The size is fixed: 6 layers, width 256, 8 heads, feed-forward 1,024, vocabulary 8,192, segment 128, memory 128.
+FLOPs are counted, not estimated: those of the matrix products that forward and backward really execute, once each
+(`count_flops`). Peak and steps are measured in turn, so that a noisy neighbour slows both; the medians are compared.
+"""
+
+import argparse
+import json
+import os
+import platform
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+from spalm.corpus import Batch
+from spalm.learning import Hardware, OptimiserSettings
+from spalm.learning.optimiser import make_optimiser
+from spalm.lm import NetworkSettings, Transformer, parameter_count, segment_loss
+
+SEGMENT = MEMORY = 128
+VOCABULARY = 8192
+NETWORK = NetworkSettings(layers=6, width=256, heads=8, head_width=32, feed_forward=1024)
+
+
+def count_flops(network: NetworkSettings, vocabulary: int, segment: int, memory: int, lanes: int) -> dict[str, float]:
+    """FLOPs a token of one training step, matrix products only, two for each multiply-add.
+
+    Backward has two products for each of forward's, but one where an operand needs no gradient: the memory's keys and
+    values, and the encodings of distances. Queries are handled in tiles of 128 with the keys that a tile can see; at a
+    segment of 128 that is all of them, masked pairs included.
+    """
+    inner, span = network.heads * network.head_width, segment + memory
+    tokens = lanes * segment
+    projections = 2 * network.width * inner * 3 + 2 * inner * network.width
+    feed_forward = 2 * 2 * network.width * network.feed_forward
+    attention = 3 * 2 * span * inner  # content scores, position scores, weighted values
+    of_memory = 2 * network.width * inner * 2 * memory / segment
+    of_distances = 2 * network.width * inner * span / tokens
+    output = 2 * network.width * vocabulary
+    layers = network.layers
+    forward = layers * (projections + feed_forward + attention + of_memory + of_distances) + output
+    half = layers * (of_memory + of_distances)
+    return {"forward": forward, "backward": 2 * forward - half, "step": 3 * forward - half}
+
+
+def peak_gflops() -> float:
+    """The machine's fp32 matrix-product rate just now: the best of a few products of 1,536 x 1,536."""
+    size = 1536
+    a, b, c = (torch.randn(size, size) for _ in range(3))
+    best = float("inf")
+    for _ in range(4):
+        began = time.perf_counter()
+        torch.mm(a, b, out=c)
+        best = min(best, time.perf_counter() - began)
+    return 2 * size**3 / best / 1e9
+
+
+class Training:
+    """A model and everything one training step needs."""
+
+    def __init__(self, lanes: int, dropout: float = 0.0):
+        network = NETWORK.model_copy(update={"dropout": dropout})
+        self.model = Transformer(network, VOCABULARY).initialise(0)
+        self.optimiser = make_optimiser(OptimiserSettings(learning_rate=1e-4), self.model)
+        text = torch.randint(VOCABULARY, (lanes, SEGMENT + 1))
+        self.batch = Batch(None, text[:, :-1], text[:, 1:])
+        self.tokens = lanes * SEGMENT
+        self.memory: list[torch.Tensor] = []
+
+    def step(self) -> float:
+        """Forward, backward, clipping and update, as the training loop does them; gives the seconds it took."""
+        began = time.perf_counter()
+        loss, self.memory = segment_loss(self.model, MEMORY, self.batch, self.memory)
+        (loss / self.tokens).backward()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 0.25)
+        self.optimiser.step()
+        self.optimiser.zero_grad(set_to_none=True)
+        return time.perf_counter() - began
+
+
+def measure_training(rounds: int, lanes: int) -> dict[str, float]:
+    subjects = {"plain": Training(lanes), "dropout 0.1": Training(lanes, dropout=0.1)}
+    for subject in subjects.values():
+        subject.step(), subject.step()
+    peaks, seconds = [], {name: [] for name in subjects}
+    for _ in range(rounds):
+        peaks.append(peak_gflops())
+        for name, subject in subjects.items():
+            seconds[name].append(subject.step())
+    peak = statistics.median(peaks)
+    flops = count_flops(NETWORK, VOCABULARY, SEGMENT, MEMORY, lanes)["step"]
+    speed = {name: lanes * SEGMENT / statistics.median(taken) for name, taken in seconds.items()}
+    return {
+        "tokens_per_second": speed["plain"],
+        "peak_gflops": peak,
+        "fraction_of_peak": speed["plain"] * flops / peak / 1e9,
+        "mflops_per_token": flops / 1e6,
+        "best_fraction_of_peak": lanes * SEGMENT / min(seconds["plain"]) * flops / max(peaks) / 1e9,
+        "tokens_per_second_with_dropout": speed["dropout 0.1"],
+        "lanes": lanes,
+        "parameters": parameter_count(subjects["plain"].model),
+    }
+
+
+@torch.inference_mode()
+def measure_reading(rounds: int) -> dict[str, float]:
+    """Long streams (16 lanes, memories of 128 and 1,024) and one token at a time (one lane, memory 512)."""
+    model = Transformer(NETWORK, VOCABULARY).initialise(0).eval()
+    found = {}
+    for memory in (128, 1024):
+        state, text = model.start(memory, SEGMENT), torch.randint(VOCABULARY, (16, SEGMENT))
+        seconds = []
+        for _ in range(memory // SEGMENT + rounds):
+            began = time.perf_counter()
+            hidden = model.hidden(text, state)
+            model.target_log_probabilities(hidden.flatten(0, 1), text.flatten())
+            seconds.append(time.perf_counter() - began)
+        found[f"evaluation_tokens_per_second_memory_{memory}"] = text.numel() / statistics.median(seconds[-rounds:])
+    state, token = model.start(512, SEGMENT), torch.zeros(1, 1, dtype=torch.int64)
+    for _ in range(4):
+        model.hidden(torch.randint(VOCABULARY, (1, SEGMENT)), state)
+    seconds = []
+    for _ in range(20 * rounds):
+        began = time.perf_counter()
+        token = model.log_probabilities(model.hidden(token, state)[:, -1]).argmax(-1, keepdim=True)
+        seconds.append(time.perf_counter() - began)
+    found["generation_tokens_per_second_memory_512"] = 1 / statistics.median(seconds)
+    return found
+
+
+def output_layer_memory(chunked: bool) -> None:
+    """Prints the peak memory in MiB that a 50k output layer adds to a process, forward and backward."""
+    from spalm.lm import Vocabulary
+
+    vocabulary = Vocabulary(50_259, 512)
+    vocabulary.initialise()
+    hidden, targets = torch.randn(4096, 512, requires_grad=True), torch.randint(50_259, (4096,))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    if chunked:
+        vocabulary.loss(hidden, targets).backward()
+    else:
+        torch.nn.functional.cross_entropy(hidden @ vocabulary.table.T, targets).backward()
+    print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
+
+
+def measure_memory() -> dict[str, float]:
+    """4,096 tokens against 50,259: our chunked output layer, and the logits all at once; each in a process of its own."""
+    found = {}
+    for name in ("chunked", "whole"):
+        command = [sys.executable, __file__, "--output-layer", name]
+        printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        found[f"output_layer_50k_{name}_mib"] = float(printed)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("runs/bench/training.json"))
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--lanes", type=int, default=16)
+    parser.add_argument("--threads", type=int)
+    parser.add_argument("--output-layer", choices=["chunked", "whole"], help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.output_layer:
+        output_layer_memory(options.output_layer == "chunked")
+        return
+    Hardware("cpu", options.threads).prepare()
+    found = {
+        **measure_training(options.rounds, options.lanes),
+        **measure_reading(options.rounds),
+        **measure_memory(),
+        "command": " ".join(["python", *sys.argv]),
+        "seed": 0,
+        "hardware": f"{os.cpu_count()} cores, {platform.machine()}, torch {torch.__version__}",
+        "threads": torch.get_num_threads(),
+    }
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    options.out.write_text(json.dumps(found, indent=2) + "\n")
+    for name, value in found.items():
+        print(f"{name:45} {value:,.2f}" if isinstance(value, float) else f"{name:45} {value}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,157 @@
+"""Token arrays: right counts, right widths, resumed to the same bytes, bounded memory."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from conftest import word_corpus
+from spalm.corpus import Corpus, CorpusSettings, Streams, build_corpus
+from spalm.corpus.tokens import token_dtype
+from spalm.errors import InputError
+
+
+def settings(path, tokeniser="bpe", size=300, **more):
+    source = {"kind": "text", "path": str(path), **more}
+    return CorpusSettings.parse({"source": source, "tokeniser": {"kind": tokeniser, "size": size}}, "test")
+
+
+def test_tokens_documents_and_counts(text_folder, tmp_path):
+    corpus = build_corpus(settings(text_folder), tmp_path / "c")
+    for name in ("train", "dev", "test"):
+        split = corpus.split(name)
+        texts = {}
+        for index, document in enumerate(split.names):
+            begin = split.ends[index - 1] if index else 0
+            ids = split.tokens[begin : split.ends[index]].tolist()
+            assert ids[-1] == corpus.tokeniser.end_of_document
+            texts[document] = corpus.tokeniser.decode(ids[:-1])
+            assert split.document_of(int(begin)) == (document, 0)
+            assert split.document_of(int(split.ends[index]) - 1) == (document, len(ids) - 1)
+        assert texts == {document: (text_folder / document).read_text() for document in texts}
+        whole = "".join(texts.values())
+        assert split.words == len(whole.split()) + whole.count("\n")
+        assert split.characters == len(whole)
+
+
+def test_inputs_are_targets_moved_by_one(corpus):
+    split = corpus.split("train")
+    positions = np.array([[0, 1, 2], [5, 6, 7]])
+    assert split.inputs(positions)[0].tolist() == [split.start, *split.tokens[:2]]
+    assert split.inputs(positions)[1].tolist() == split.tokens[4:7].tolist()
+    assert split.targets(positions)[0].tolist() == split.tokens[:3].tolist()
+
+
+@pytest.mark.parametrize(("size", "dtype"), [(256, "u1"), (257, "<u2"), (65536, "<u2"), (65537, "<u4")])
+def test_smallest_safe_width(size, dtype):
+    assert token_dtype(size) == np.dtype(dtype)
+    assert np.iinfo(token_dtype(size)).max >= size - 1
+
+
+def test_changed_text_is_noticed(text_folder, tmp_path):
+    first = build_corpus(settings(text_folder), tmp_path / "c").digest
+    assert build_corpus(settings(text_folder), tmp_path / "c").digest == first
+    (text_folder / "story-3.txt").write_text("Something else.\n" * 20)
+    assert build_corpus(settings(text_folder), tmp_path / "c").digest != first
+
+
+def test_not_utf8_names_the_document(text_folder, tmp_path):
+    (text_folder / "latin.txt").write_bytes("Gr\xfc\xdfe\n".encode("latin-1") * 30)
+    with pytest.raises(InputError, match=r"latin.txt: not UTF-8 \(byte 0xfc\).*kind=bytes"):
+        word_corpus(text_folder, tmp_path / "c")
+    assert not (tmp_path / "c" / "manifest.json").exists()
+    build_corpus(settings(text_folder, "bytes", None), tmp_path / "bytes")
+
+
+def test_killed_at_random_moments_it_resumes_to_the_same_bytes(tmp_path):
+    folder = tmp_path / "text"
+    folder.mkdir()
+    random = np.random.default_rng(0)
+    for index in range(60):
+        (folder / f"{index:02d}.txt").write_text(" ".join(map(str, random.integers(0, 5000, 30_000))) + "\n")
+    expected = build_corpus(settings(folder), tmp_path / "whole")
+    code = (
+        "import sys; from pathlib import Path; from spalm.corpus import build, CorpusSettings\n"
+        "build._SAVE_SECONDS = 0.0; build._BATCH_BYTES = 1\n"
+        "build.build_corpus(CorpusSettings.model_validate_json(sys.argv[1]), Path(sys.argv[2]))"
+    )
+    command = [sys.executable, "-c", code, settings(folder).model_dump_json(), str(tmp_path / "killed")]
+    kills = 0
+    while True:
+        process = subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+        journal = tmp_path / "killed" / "journal.json"
+        before = journal.read_bytes() if journal.exists() else None
+        if kills < 3:  # let it get somewhere first, then stop it in the middle of something
+            while process.poll() is None and (not journal.exists() or journal.read_bytes() == before):
+                time.sleep(0.01)
+            time.sleep(random.uniform(0, 0.2))
+            if process.poll() is None:
+                os.kill(process.pid, signal.SIGKILL)
+                kills += 1
+        if process.wait() == 0:
+            break
+    assert kills > 0
+    assert Corpus(tmp_path / "killed").manifest == expected.manifest
+    Corpus(tmp_path / "killed").verify()
+
+
+def test_a_large_text_passes_through_bounded_memory(tmp_path):
+    """The peak does not grow with the text: 64 MB more of it add less than 24 MB."""
+    code = (
+        "import sys, resource; from pathlib import Path; from spalm.corpus import CorpusSettings, build_corpus\n"
+        "build_corpus(CorpusSettings.model_validate_json(sys.argv[1]), Path(sys.argv[2]))\n"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)"
+    )
+    peaks = []
+    for megabytes in (32, 96):
+        folder = tmp_path / str(megabytes)
+        folder.mkdir()
+        for name, size in (("train", megabytes), ("valid", 1), ("test", 1)):
+            line = b"all work and no play makes jack a dull boy , said the old man by the sea again and again\n"
+            (folder / f"{name}.txt").write_bytes(line * (size * 1_000_000 // len(line)))
+        command = [sys.executable, "-c", code, settings(folder, "words", None).model_dump_json(), str(folder / "out")]
+        peaks.append(float(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
+    assert peaks[1] - peaks[0] < 24
+
+
+def test_real_wikitext_2_has_its_published_counts(real_data, tmp_path):
+    source = {"kind": "wikitext", "path": str(real_data / "wikitext-2")}
+    corpus = build_corpus(CorpusSettings.parse({"source": source, "tokeniser": {"kind": "words"}}, "x"), tmp_path / "c")
+    assert corpus.vocabulary == 33_278
+    assert [len(corpus.split(split)) for split in ("train", "dev", "test")] == [2_088_628, 217_646, 245_569]
+    assert [corpus.split(split).words for split in ("train", "dev", "test")] == [2_088_628, 217_646, 245_569]
+
+
+class TestStreams:
+    def test_lanes_are_contiguous(self, corpus):
+        split = corpus.split("train")
+        streams = Streams(split, lanes=3, segment=7, seed=1)
+        batches = [streams.batch(step) for step in range(streams.segments_per_epoch)]
+        for lane in range(3):
+            positions = np.concatenate([batch.positions[lane] for batch in batches])
+            assert (np.diff(positions) == 1).all()
+            ids = np.concatenate([batch.targets[lane] for batch in batches])
+            assert ids.tolist() == split.tokens[positions].tolist()
+        seen = np.concatenate([batch.positions.ravel() for batch in batches])
+        assert len(set(seen.tolist())) == len(seen) > len(split) - 3 * 7 - 3
+        np.testing.assert_array_equal(batches[0].inputs[:, 1:], batches[0].targets[:, :-1])
+
+    def test_epochs_begin_elsewhere_and_depend_only_on_the_seed(self, corpus):
+        split = corpus.split("train")
+        one, two, other = (Streams(split, 3, 7, seed) for seed in (1, 1, 2))
+        epoch = one.segments_per_epoch
+        assert one.starts_epoch(0)
+        assert one.starts_epoch(epoch)
+        assert not one.starts_epoch(1)
+        first, second = one.batch(0).positions, one.batch(epoch).positions
+        assert (first[0, 0] - second[0, 0]) % 7 or first[0, 0] != second[0, 0]
+        np.testing.assert_array_equal(one.batch(epoch + 2).positions, two.batch(epoch + 2).positions)
+        assert (one.batch(epoch).positions != other.batch(epoch).positions).any()
+
+    def test_too_little_text(self, corpus):
+        with pytest.raises(InputError, match=r"lanes of one segment of 5000 need 20,000"):
+            Streams(corpus.split("train"), 4, 5000, 0)

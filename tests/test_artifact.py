@@ -1,0 +1,125 @@
+"""Artifacts: whole or not there, made once, never mixed up."""
+
+import json
+import multiprocessing
+import time
+
+import numpy as np
+import pytest
+
+from spalm.artifact import Artifact, Draft, stage
+from spalm.errors import InputError
+
+
+def make(draft: Draft):
+    draft.write_array("numbers", np.arange(7, dtype=np.int32))
+    return {"sum": 21}, []
+
+
+def made(directory, settings=None, parents=None, make=make, restart=False):
+    return stage(directory, "numbers", 1, settings or {"a": 1}, parents or {}, make, restart)
+
+
+def fail(_):
+    raise AssertionError("made again")
+
+
+def test_round_trip(tmp_path):
+    found = made(tmp_path / "x")
+    np.testing.assert_array_equal(found.array("numbers"), np.arange(7))
+    assert found.facts == {"sum": 21}
+    assert not found.array("numbers").flags.writeable
+    found.verify()
+
+
+def test_the_same_work_is_not_done_twice(tmp_path):
+    first = made(tmp_path / "x")
+    assert made(tmp_path / "x", make=fail).digest == first.digest
+
+
+@pytest.mark.parametrize("change", [{"settings": {"a": 2}}, {"parents": {"corpus": "other"}}])
+def test_other_settings_or_parents_are_other_work_and_the_old_is_kept(tmp_path, change):
+    old = made(tmp_path / "x").digest
+    assert made(tmp_path / "x", **change).digest != old
+    assert Artifact(tmp_path / "x.previous").digest == old
+
+
+def test_interrupted_work_is_not_an_artifact_and_resumes(tmp_path):
+    def interrupted(draft):
+        (draft.directory / "half").write_text("half")
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        made(tmp_path / "x", make=interrupted)
+    with pytest.raises(InputError, match="unfinished"):
+        Artifact(tmp_path / "x")
+
+    def resumed(draft):
+        assert (draft.directory / "half").exists()
+        return make(draft)
+
+    made(tmp_path / "x", make=resumed)
+    assert not (tmp_path / "x" / "unfinished.json").exists()
+
+
+def test_unfinished_work_of_other_settings_is_refused_until_told(tmp_path):
+    with pytest.raises(AssertionError):
+        made(tmp_path / "x", make=fail)
+    with pytest.raises(InputError, match=r"settings.a: 1 -> 2.*--restart"):
+        made(tmp_path / "x", {"a": 2})
+    assert made(tmp_path / "x", {"a": 2}, restart=True).settings == {"a": 2}
+
+
+def test_foreign_files_are_not_touched(tmp_path):
+    (tmp_path / "x").mkdir()
+    (tmp_path / "x" / "thesis.txt").write_text("mine")
+    with pytest.raises(InputError, match=r"thesis.txt"):
+        made(tmp_path / "x", restart=True)
+    assert (tmp_path / "x" / "thesis.txt").read_text() == "mine"
+
+
+def test_truncation_and_damage_are_found(tmp_path):
+    found = made(tmp_path / "x")
+    path = tmp_path / "x" / "numbers"
+    content = bytearray(path.read_bytes())
+    path.write_bytes(content[:-4])
+    with pytest.raises(InputError, match="has 24 bytes, its manifest says 28"):
+        Artifact(tmp_path / "x")
+    content[5] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(InputError, match="digest"):
+        found.verify()
+    (tmp_path / "x" / "manifest.json").write_text("{")
+    with pytest.raises(InputError, match="damaged"):
+        Artifact(tmp_path / "x")
+
+
+def test_another_kind_is_refused(tmp_path):
+    made(tmp_path / "x")
+    with pytest.raises(InputError, match="holds a numbers, a corpus is needed"):
+        Artifact(tmp_path / "x", "corpus")
+
+
+def test_a_second_writer_is_refused(tmp_path):
+    def slow(draft):
+        (draft.directory / "started").touch()
+        time.sleep(20)
+
+    writer = multiprocessing.get_context("fork").Process(target=lambda: made(tmp_path / "x", make=slow))
+    writer.start()
+    try:
+        while not (tmp_path / "x" / "started").exists():
+            time.sleep(0.01)
+        with pytest.raises(InputError, match="another process"):
+            made(tmp_path / "x")
+    finally:
+        writer.kill()
+        writer.join()
+    made(tmp_path / "x")  # a dead writer holds nothing
+
+
+def test_the_manifest_is_the_documented_one(tmp_path):
+    made(tmp_path / "x")
+    manifest = json.loads((tmp_path / "x" / "manifest.json").read_text())
+    assert set(manifest) == {"kind", "version", "settings", "parents", "facts", "files", "spalm"}
+    assert set(manifest["files"]["numbers"]) == {"bytes", "sha256", "dtype", "shape"}

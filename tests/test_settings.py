@@ -1,0 +1,54 @@
+import pytest
+
+from spalm.errors import InputError
+from spalm.recipe import read_recipe
+from spalm.settings import differences, override
+
+
+def test_assignments_are_laid_over():
+    values = {"a": {"b": 1, "c": 2}}
+    assert override(values, ["a.b=3", "d.e=[1, 2]"]) == {"a": {"b": 3, "c": 2}, "d": {"e": [1, 2]}}
+    assert values == {"a": {"b": 1, "c": 2}}
+
+
+@pytest.mark.parametrize("wrong", ["steps", "=3", "a=[1"])
+def test_assignments_that_are_none(wrong):
+    with pytest.raises(InputError, match="for example|quote"):
+        override({}, [wrong])
+
+
+@pytest.mark.parametrize(
+    ("assignment", "message"),
+    [
+        ("training.step=3", r"unknown key 'training.step'; it takes batch_size, .*steps"),
+        ("corpus.source.pfad=x", r"unknown key .*pfad'; it takes dev_share"),
+        ("nets.width=3", "unknown key 'nets'; it takes corpus, evaluation"),
+        ("training.steps=many", r"training.steps = 'many': .*integer"),
+        ("training.steps=0", r"training.steps = 0: .*greater than 0"),
+        ("network.cutoffs=[9, 3]", r"must rise"),
+        ("network.dropout=.nan", r"network.dropout = nan: .*finite"),
+        ("corpus.source.kind=web", r"web"),
+        ("training.steps.more=3", r"no keys inside 1200"),
+        ("corpus=3", r"corpus = 3"),
+    ],
+)
+def test_wrong_settings_get_one_line_that_names_them(assignment, message):
+    with pytest.raises(InputError, match=message) as raised:
+        read_recipe("demo", [assignment])
+    assert "\n" not in str(raised.value)
+
+
+def test_exponents_without_a_dot_are_numbers():
+    assert read_recipe("demo", ["training.optimiser.learning_rate=1e-3"]).training.optimiser.learning_rate == 0.001
+
+
+def test_no_such_recipe(tmp_path):
+    with pytest.raises(InputError, match=r"take one of demo, enwik8"):
+        read_recipe("dmeo", [])
+    (tmp_path / "mine.yaml").write_text("a: [")
+    with pytest.raises(InputError, match="is not YAML"):
+        read_recipe(str(tmp_path / "mine.yaml"), [])
+
+
+def test_differences_are_named_by_key():
+    assert differences({"a": {"b": 1, "c": 2}}, {"a": {"b": 1, "c": 3}, "d": 4}) == ["a.c: 2 -> 3", "d: None -> 4"]
