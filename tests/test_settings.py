@@ -13,7 +13,7 @@ def test_assignments_are_laid_over():
 
 @pytest.mark.parametrize("wrong", ["steps", "=3", "a=[1"])
 def test_assignments_that_are_none(wrong):
-    with pytest.raises(InputError, match="for example|quote"):
+    with pytest.raises(InputError, match=r"for example|quote"):
         override({}, [wrong])
 
 

@@ -82,7 +82,7 @@ def read_recipe(name: str, assignments: list[str]) -> Recipe:
 
 @dataclass(frozen=True)
 class Run:
-    """A recipe being carried out in a directory. Each stage is an artifact below it; asking for one makes those before."""
+    """A recipe being carried out. Each stage is an artifact below the directory; asking for one makes those before."""
 
     recipe: Recipe
     directory: Path

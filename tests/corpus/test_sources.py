@@ -18,7 +18,10 @@ def read(source, split) -> dict[str, bytes]:
     return {document.name: b"".join(document.pieces) for document in source.documents(split)}
 
 
-WIKI = """ \n = First = \n \n Text = with = signs \n = not a title = \n = = Section = = \n More . \n \n = Second @-@ one = \n \n End . \n"""
+WIKI = (
+    " \n = First = \n \n Text = with = signs \n = not a title = \n = = Section = = \n More . \n \n"
+    " = Second @-@ one = \n \n End . \n"
+)
 
 
 def test_wikitext_articles(tmp_path):

@@ -68,7 +68,7 @@ def test_a_longer_memory_at_test_reaches_further():
         return [model.hidden(text[:, i : i + 4], state) for i in range(0, 16, 4)][-1]
 
     assert not torch.allclose(last(text, 8), last(changed, 8))
-    # Each of three layers looks one token back into the segment before: from the fourth segment that is token 3 at most.
+    # Each of three layers looks one token into the segment before: from the fourth segment, token 3 at most.
     torch.testing.assert_close(last(text, 1), last(changed, 1), rtol=0, atol=0)
 
 

@@ -1,4 +1,4 @@
-"""Text to tokens: the corpus stage. Streams any amount of text through bounded memory and resumes where it was killed."""
+"""Text to tokens: the corpus stage. Any amount of text in bounded memory; killed, it resumes where it was."""
 
 import json
 import time

@@ -42,7 +42,7 @@ OFFICIAL = {
 
 
 def download(name: str, folder: Path, official: Official | None = None) -> Path:
-    """Puts the files of the corpus `name` below folder/name. Nothing is there under its final name before it is checked."""
+    """Puts the files of the corpus `name` below folder/name, under their final names only once they are checked."""
     if official is None and name not in OFFICIAL:
         raise InputError(
             f"{name!r} is not among {', '.join(OFFICIAL)}; WMT news needs an account of its own: fetch "

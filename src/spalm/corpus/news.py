@@ -1,4 +1,4 @@
-"""WMT news crawl with document bounds: one article a line, `YYYYMMDD <tab> base64(text) [<tab> base64(unsplit text)]`."""
+"""WMT news crawl with document bounds, one article a line: `YYYYMMDD <tab> base64(text) [<tab> base64(unsplit)]`."""
 
 import base64
 import binascii

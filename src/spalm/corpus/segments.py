@@ -29,7 +29,7 @@ class Batch:
 class Streams:
     """Cuts a split into `lanes` equal contiguous lanes; segment s of lane l follows segment s-1 of lane l in the text.
 
-    Every epoch begins at another offset (drawn from the seed and the epoch, nothing else), so that the segments' borders
+    Every epoch begins at another offset (drawn from the seed and the epoch, nothing else), so that segments' borders
     fall elsewhere and no text is always left over. A batch is a function of the step alone: resuming needs no state.
     """
 

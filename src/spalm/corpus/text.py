@@ -1,4 +1,4 @@
-"""Your own text: files and folders of .txt, .md, .py and .jsonl; and the text that every machine has, Python's library."""
+"""Your own text: files and folders of .txt, .md, .py and .jsonl; and text that every machine has, Python's library."""
 
 import hashlib
 import json

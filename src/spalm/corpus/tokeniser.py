@@ -24,7 +24,7 @@ END_OF_DOCUMENT = "<|document|>"
 
 class TokeniserSettings(Settings):
     kind: Literal["words", "bpe", "bytes"]
-    """words: text that is split already, a line end is <eos>; bpe: byte-level BPE learned from the training split; bytes."""
+    """words: text that is split already, a line end is <eos>; bpe: byte-level, learned from the training split; bytes."""
     size: int | None = Field(None, gt=1)
     """Vocabulary size of bpe, or the most words to keep; bytes have 256."""
     mark_documents: bool = True
@@ -78,7 +78,7 @@ class Words:
         counts: Counter[str] = Counter()
         for piece in pieces:
             counts.update(_words_of(piece))
-        # The two special words are always there; ties go in alphabetical order, so that the same text gives the same ids.
+        # The two special words are always there; ties go by alphabet, so that the same text gives the same ids.
         counts[END_OF_LINE] += 0
         counts[UNKNOWN] += 0
         ranked = sorted(counts, key=lambda word: (-counts[word], word))

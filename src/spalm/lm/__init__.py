@@ -1,4 +1,4 @@
-"""Tokens in, a language model out: relative attention, transformer-XL, tied vocabularies, and how a model reads text."""
+"""Tokens in, a language model out: relative attention, transformer-XL, tied vocabularies, how a model reads text."""
 
 from spalm.lm.interface import LanguageModel
 from spalm.lm.reading import Reading, hidden_states, log_probabilities

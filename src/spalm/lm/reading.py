@@ -1,7 +1,7 @@
 """Reading a stream of tokens at test time: hidden states of every position, many lanes at once, as if it were one.
 
-With a short-term memory, a segment's hidden states depend on nothing further back than `layers` times the memory's reach.
-So a lane that starts that many segments early, on the same grid of segments, arrives with exactly the state of the one
+With a short-term memory, a segment's hidden states depend on nothing further back than `layers` times its reach. So a
+lane that starts that many segments early, on the same grid of segments, arrives with exactly the state of the one
 stream that read everything: batched and unbatched evaluation are the same numbers. Without a memory, windows overlap
 instead: each of them reads `segment` tokens and keeps the hidden states of its last `stride`.
 """

@@ -1,4 +1,4 @@
-"""What a model carries from one call to the next while it reads or writes text: its short-term memory, ready for use."""
+"""What a model carries from call to call while it reads or writes text: its short-term memory, ready for use."""
 
 import torch
 from jaxtyping import Float
@@ -8,9 +8,9 @@ from torch import Tensor
 class LayerState:
     """One layer's memory at test time: the keys and values of the last tokens, and the projected distances.
 
-    Weights do not change at test time, so keys and values are kept instead of the hidden states that they come from; the
-    result is the same, and a step of one token costs one token. They stand in a buffer with room to append, which is moved
-    back to its beginning only when it is full.
+    Weights do not change at test time, so keys and values are kept instead of the hidden states they come from; the
+    result is the same, and a step of one token costs one token. They stand in a buffer with room to append, whose
+    content is moved back to its beginning only when it is full.
     """
 
     def __init__(self, distances: Float[Tensor, "reach heads size"], memory_length: int):
@@ -22,7 +22,7 @@ class LayerState:
     def append(
         self, keys_values: Float[Tensor, "batch time 2 heads size"]
     ) -> tuple[Float[Tensor, "batch span 2 heads size"], Float[Tensor, "span heads size"]]:
-        """Takes the new tokens' keys and values; gives back those of memory and new tokens, and the distances between."""
+        """Takes new tokens' keys and values; gives those of memory and new tokens, and the distances between."""
         time = keys_values.shape[1]
         self._first = max(self._first, self._last - self._memory_length)
         if self._buffer is None or self._last + time > self._buffer.shape[1]:

@@ -53,7 +53,8 @@ class Attention(nn.Module):
         super().__init__()
         self.heads, self.head_width = settings.heads, settings.head_width
         inner = settings.heads * settings.head_width
-        self.queries_keys_values = nn.Linear(settings.width, 3 * inner, bias=False)
+        self.queries = nn.Linear(settings.width, inner, bias=False)
+        self.keys_values = nn.Linear(settings.width, 2 * inner, bias=False)
         self.distances = nn.Linear(settings.width, inner, bias=False)
         self.output = nn.Linear(inner, settings.width, bias=False)
         self.content_bias = nn.Parameter(torch.empty(settings.heads, settings.head_width))
@@ -69,21 +70,19 @@ class Attention(nn.Module):
         encodings: Float[Tensor, "span width"] | None,
         state: LayerState | None,
     ) -> Float[Tensor, "batch time width"]:
-        inner = self.heads * self.head_width
-        queries, keys_values = self.queries_keys_values(x).split([inner, 2 * inner], dim=-1)
+        keys_values = self.keys_values(x)
         if memory is not None and memory.shape[1]:
-            remembered = F.linear(memory, self.queries_keys_values.weight[inner:])
-            keys_values = torch.cat([remembered, keys_values], dim=1)
+            # Two products, not one of the joined states: the memory then costs no gradient of its own.
+            keys_values = torch.cat([self.keys_values(memory), keys_values], dim=1)
         keys_values = keys_values.unflatten(-1, (2, self.heads, self.head_width))
         if state is not None:
             keys_values, distances = state.append(keys_values)
         else:
             distances = self.project_distances(encodings)
-        keys, values = keys_values.unbind(2)
-        queries = queries.unflatten(-1, (self.heads, self.head_width))
         scale = self.head_width**-0.5
-        content, position = (queries + self.content_bias) * scale, (queries + self.position_bias) * scale
-        return self.output(attend(content, position, keys, values, distances).flatten(2))
+        queries = self.queries(x).unflatten(-1, (self.heads, self.head_width)) * scale
+        content, position = queries + self.content_bias * scale, queries + self.position_bias * scale
+        return self.output(attend(content, position, keys_values, distances).flatten(2))
 
 
 class Layer(nn.Module):
@@ -100,7 +99,7 @@ class Layer(nn.Module):
         self.dropout = Dropout(settings.dropout)
 
     def _feed_forward(self, x: Tensor) -> Tensor:
-        return self.dropout(self.narrow(self.dropout(F.relu(self.widen(x), inplace=True))))
+        return self.dropout(self.narrow(self.dropout(F.relu(self.widen(x)))))
 
     def forward(self, x: Tensor, memory: Tensor | None, encodings: Tensor | None, state: LayerState | None) -> Tensor:
         if not self.before:
@@ -157,7 +156,7 @@ class Transformer(nn.Module):
     ) -> tuple[Float[Tensor, "batch time width"], list[Float[Tensor, "batch time width"]]]:
         """Hidden states h^R of a segment, and every layer's inputs: what becomes the memory of the next segment.
 
-        The past is given as `memory`, the layer inputs of earlier tokens (training), or as `state` (test), or not at all.
+        The past is given as `memory`, the layer inputs of earlier tokens (training), as `state` (test), or not at all.
         """
         x = self.dropout(self.vocabulary.embed(tokens) * self.width**0.5)
         remembered = memory[0].shape[1] if memory else 0

@@ -1,0 +1,168 @@
+"""The command as a user types it: whole runs, kills, and bad input, each in a process of its own."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+SPALM = [sys.executable, "-c", "import torch; torch.set_num_threads(1); from spalm.cli import main; main()"]
+SMALL = """
+title: A small run
+corpus:
+  source: {kind: text, path: PATH, dev_share: 0.1, test_share: 0.1}
+  tokeniser: {kind: bpe, size: 300}
+network: {layers: 2, width: 16, heads: 2, head_width: 8, feed_forward: 32}
+training:
+  steps: 20
+  batch_size: 4
+  segment_length: 8
+  memory_length: 8
+  optimiser: {learning_rate: 0.01}
+  evaluate_every: 10
+  seed: 1
+evaluation: {unit: perplexity/word, memory_lengths: [8, 32]}
+"""
+
+
+@pytest.fixture
+def recipe(text_folder, tmp_path) -> Path:
+    path = tmp_path / "small.yaml"
+    path.write_text(SMALL.replace("PATH", str(text_folder)))
+    return path
+
+
+def spalm(*arguments, **more) -> subprocess.CompletedProcess:
+    return subprocess.run([*SPALM, *map(str, arguments)], capture_output=True, text=True, **more)
+
+
+def refused(*arguments, **more) -> str:
+    """What a refused command says: one line, without a traceback."""
+    found = spalm(*arguments, **more)
+    assert found.returncode == 1, found.stdout + found.stderr
+    said = [line for line in found.stderr.splitlines() if line.startswith("spalm:")]
+    assert len(said) == 1, found.stderr
+    assert "Traceback" not in found.stderr
+    return said[0]
+
+
+def test_a_whole_run_then_nothing_to_do_then_one_change(recipe, tmp_path):
+    out = tmp_path / "run"
+    first = spalm("run", recipe, "--out", out)
+    assert first.returncode == 0, first.stderr
+    rows = json.loads((out / "results.json").read_text())
+    assert [(row["model"], row["memory_length"]) for row in rows] == [
+        ("transformer", 0),
+        ("transformer-xl", 8),
+        ("transformer-xl", 32),
+    ]
+    for row in rows:
+        assert row["unit"] == "perplexity/word"
+        assert row["parameters"] > 0
+        assert 1 < row["dev"] < 1000
+        assert 1 < row["test"] < 1000
+        assert f"{row['test']:.2f}" in first.stdout
+    again = spalm("run", recipe, "--out", out)
+    assert again.stdout == first.stdout
+    assert again.stderr.count("finished before, unchanged") == 6
+    assert "train " not in again.stderr
+    # Only what depends on the change is made again.
+    changed = spalm("run", recipe, "training.memory_length=16", "--out", out)
+    assert changed.returncode == 0
+    assert "train transformer-xl" in changed.stderr
+    assert "train transformer:" not in changed.stderr
+    assert "training.memory_length: 8 -> 16" in changed.stderr
+    shown = spalm("show", out / "transformer", "--verify")
+    assert json.loads(shown.stdout)["kind"] == "language model"
+
+
+def test_killed_anywhere_it_ends_with_the_same_bytes(recipe, tmp_path):
+    assert spalm("run", recipe, "--out", tmp_path / "whole", "training.steps=60").returncode == 0
+    out, kills = tmp_path / "killed", 0
+    for delay in (3.0, 3.5, 4.0, 4.5, 5.0, 6.0, None):
+        process = subprocess.Popen(
+            [*SPALM, "run", str(recipe), "--out", str(out), "training.steps=60"], stderr=subprocess.DEVNULL
+        )
+        if delay is not None:
+            time.sleep(delay)
+            if process.poll() is None:
+                os.kill(process.pid, signal.SIGKILL)
+                kills += 1
+        process.wait()
+    assert process.returncode == 0
+    assert kills
+    assert (out / "results.json").read_bytes() == (tmp_path / "whole" / "results.json").read_bytes()
+    for stage in ("corpus", "transformer", "transformer-xl", "evaluation/transformer-xl-32"):
+        manifests = [json.loads((root / stage / "manifest.json").read_text()) for root in (out, tmp_path / "whole")]
+        assert manifests[0] == manifests[1]
+
+
+def test_stages_one_by_one(recipe, tmp_path):
+    out = tmp_path / "run"
+    assert spalm("corpus", recipe, "--out", out).returncode == 0
+    assert spalm("train", recipe, "transformer-xl", "--out", out, "--threads", "1", "--device", "cpu").returncode == 0
+    found = spalm("evaluate", recipe, "transformer-xl", "--out", out)
+    assert "transformer-xl" in found.stdout
+    assert not (out / "transformer").exists()
+
+
+def test_bad_recipes_and_settings(recipe, tmp_path):
+    out = tmp_path / "run"
+    assert "unknown key 'training.step'" in refused("run", recipe, "training.step=3", "--out", out)
+    assert "training.steps = 'soon'" in refused("run", recipe, "training.steps=soon", "--out", out)
+    assert "there is no recipe 'nothing'" in refused("run", "nothing", "--out", out)
+    assert "need 20,000" in refused("run", recipe, "training.segment_length=5000", "--out", out)
+    assert not (out / "transformer" / "manifest.json").exists()
+
+
+def test_bad_text(recipe, text_folder, tmp_path):
+    out = tmp_path / "run"
+    (text_folder / "story-0.txt").write_bytes(b"\xff\xfe" * 100)
+    assert "story-0.txt: not UTF-8 (byte 0xff)" in refused("run", recipe, "--out", out)
+    (text_folder / "story-0.txt").write_bytes(b"")
+    assert "story-0.txt is empty" in refused("run", recipe, "--out", out, "--restart")
+    assert "there is no" in refused("run", recipe, "corpus.source.path=elsewhere", "--out", out)
+    assert not (out / "corpus" / "manifest.json").exists()
+
+
+def test_a_truncated_token_array(recipe, tmp_path):
+    out = tmp_path / "run"
+    assert spalm("corpus", recipe, "--out", out).returncode == 0
+    path = out / "corpus" / "train.tokens"
+    path.write_bytes(path.read_bytes()[:-2])
+    assert "train.tokens has" in refused("train", recipe, "transformer", "--out", out)
+
+
+def test_a_checkpoint_of_another_configuration(recipe, tmp_path):
+    out = tmp_path / "run"
+    process = subprocess.Popen(
+        [*SPALM, "train", str(recipe), "transformer", "training.steps=100000", "--out", str(out)],
+        stderr=subprocess.DEVNULL,
+    )
+    while not (out / "transformer" / "metrics.jsonl").exists():
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.kill()
+    process.wait()
+    said = refused("train", recipe, "transformer", "training.steps=100000", "network.width=32", "--out", out)
+    assert "network.width: 16 -> 32" in said
+    assert "--restart" in said
+
+
+def test_no_disk_space(recipe, tmp_path):
+    """A limit on the size of files stands for a full disk: the same error path, and it needs no privileges."""
+    out = tmp_path / "run"
+    assert spalm("corpus", recipe, "--out", out).returncode == 0
+    limited = ["bash", "-c", 'ulimit -f 8; exec "$@"', "bash", *SPALM]
+    found = subprocess.run(
+        [*limited, "train", str(recipe), "transformer", "--out", str(out)], capture_output=True, text=True
+    )
+    assert found.returncode == 1, found.stderr
+    assert "no space left" in found.stderr
+    assert "Traceback" not in found.stderr
+    assert not (out / "transformer" / "manifest.json").exists()
+    assert spalm("train", recipe, "transformer", "--out", out).returncode == 0
