@@ -122,7 +122,7 @@ def test_bad_recipes_and_settings(recipe, tmp_path):
 def test_bad_text(recipe, text_folder, tmp_path):
     out = tmp_path / "run"
     (text_folder / "story-0.txt").write_bytes(b"\xff\xfe" * 100)
-    assert "story-0.txt: not UTF-8 (byte 0xff)" in refused("run", recipe, "--out", out)
+    assert "story-0.txt is not UTF-8 (byte 0xff)" in refused("run", recipe, "--out", out)
     (text_folder / "story-0.txt").write_bytes(b"")
     assert "story-0.txt is empty" in refused("run", recipe, "--out", out, "--restart")
     assert "there is no" in refused("run", recipe, "corpus.source.path=elsewhere", "--out", out)

@@ -61,7 +61,7 @@ def test_changed_text_is_noticed(text_folder, tmp_path):
 
 def test_not_utf8_names_the_document(text_folder, tmp_path):
     (text_folder / "latin.txt").write_bytes("Gr\xfc\xdfe\n".encode("latin-1") * 30)
-    with pytest.raises(InputError, match=r"latin.txt: not UTF-8 \(byte 0xfc\).*kind=bytes"):
+    with pytest.raises(InputError, match=r"latin.txt is not UTF-8 \(byte 0xfc\).*kind=bytes"):
         word_corpus(text_folder, tmp_path / "c")
     assert not (tmp_path / "c" / "manifest.json").exists()
     build_corpus(settings(text_folder, "bytes", None), tmp_path / "bytes")

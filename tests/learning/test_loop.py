@@ -95,7 +95,7 @@ def test_golden_losses(corpus, tmp_path):
     assert [loss for _, loss in found] == pytest.approx([loss for _, loss in golden], abs=2e-3)
 
 
-GOLDEN = "[]"
+GOLDEN = "[[6, 2.8371], [10, 2.6345], [12, 2.6381], [18, 2.5765], [20, 2.5701], [24, 2.7211], [24, 2.5473]]"
 
 
 def test_a_checkpoint_of_another_configuration_is_refused(corpus, tmp_path, monkeypatch):

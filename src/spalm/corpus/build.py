@@ -18,7 +18,7 @@ from spalm.corpus.document import PIECE_BYTES, SPLITS, Document, Split
 from spalm.corpus.enwik8 import Enwik8
 from spalm.corpus.news import WmtNews
 from spalm.corpus.text import PythonStdlib, TextFiles
-from spalm.corpus.tokeniser import NotUtf8, Tokeniser, TokeniserSettings
+from spalm.corpus.tokeniser import Tokeniser, TokeniserSettings
 from spalm.corpus.tokens import KIND, VERSION, Corpus, token_dtype
 from spalm.corpus.wikitext import WikiText
 from spalm.errors import InputError
@@ -73,8 +73,10 @@ def _tokeniser(settings: CorpusSettings, directory: Path) -> Tokeniser:
 
 
 def _pieces(settings: CorpusSettings, split: Split) -> Iterator[bytes]:
-    for document in settings.source.documents(split):
-        yield from document.pieces
+    for piece in _in_order(settings.source.documents(split)):
+        if settings.tokeniser.kind != "bytes":
+            piece.refuse_unless_text()
+        yield piece.text
 
 
 @dataclass
@@ -97,6 +99,15 @@ class _Piece:
     document: str
     text: bytes
     ends_document: bool
+
+    def refuse_unless_text(self) -> None:
+        try:
+            self.text.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise InputError(
+                f"{self.document} is not UTF-8 (byte 0x{self.text[error.start]:02x}); convert it, or read the bytes "
+                "as they are with corpus.tokeniser.kind=bytes"
+            ) from None
 
 
 _JOURNAL = "journal.json"
@@ -138,7 +149,10 @@ def _tokenise(settings: CorpusSettings, tokeniser: Tokeniser, split: Split, draf
         with bar(f"tokenise {split}", None) as shown:
             documents = islice(settings.source.documents(split), counts.documents, None)
             for batch in _batches(islice(_in_order(documents), counts.pieces, None)):
-                for piece, ids in zip(batch, _encode(tokeniser, batch)):
+                if settings.tokeniser.kind != "bytes":
+                    for piece in batch:
+                        piece.refuse_unless_text()
+                for piece, ids in zip(batch, tokeniser.encode([piece.text for piece in batch])):
                     append(piece, ids)
                 shown.say(f"{counts.tokens:,} tokens, {counts.documents:,} documents")
                 if time.monotonic() - saved > _SAVE_SECONDS:
@@ -186,18 +200,6 @@ def _batches(pieces: Iterator[_Piece]) -> Iterator[list[_Piece]]:
             held, size = [], 0
     if held:
         yield held
-
-
-def _encode(tokeniser: Tokeniser, batch: list[_Piece]) -> list[np.ndarray]:
-    try:
-        return tokeniser.encode([piece.text for piece in batch])
-    except NotUtf8:
-        for piece in batch:  # which one?
-            try:
-                tokeniser.encode([piece.text])
-            except NotUtf8 as error:
-                raise InputError(f"{piece.document}: {error}") from None
-        raise
 
 
 def _characters(tokeniser: Tokeniser, piece: bytes) -> int:

@@ -24,7 +24,7 @@ END_OF_DOCUMENT = "<|document|>"
 
 class TokeniserSettings(Settings):
     kind: Literal["words", "bpe", "bytes"]
-    """words: text that is split already, a line end is <eos>; bpe: byte-level, learned from the training split; bytes."""
+    """words: text that is split already, a line end is <eos>; bpe: byte-level, learned from train; bytes."""
     size: int | None = Field(None, gt=1)
     """Vocabulary size of bpe, or the most words to keep; bytes have 256."""
     mark_documents: bool = True
@@ -124,11 +124,11 @@ class SubWords:
         trainer = trainers.BpeTrainer(
             vocab_size=size, special_tokens=[END_OF_DOCUMENT], initial_alphabet=alphabet, show_progress=False
         )
-        bpe.train_from_iterator((_text_of(piece) for piece in pieces()), trainer)
-        return cls(_by_frequency(bpe, (_text_of(piece) for piece in pieces())), mark_documents)
+        bpe.train_from_iterator((piece.decode() for piece in pieces()), trainer)
+        return cls(_by_frequency(bpe, (piece.decode() for piece in pieces())), mark_documents)
 
     def encode(self, pieces: Sequence[bytes]) -> list[np.ndarray]:
-        texts = [_text_of(piece) for piece in pieces]
+        texts = [piece.decode() for piece in pieces]
         return [np.array(encoding.ids, np.int64) for encoding in self._bpe.encode_batch_fast(texts)]
 
     def decode(self, ids: Iterable[int]) -> str:
@@ -149,7 +149,7 @@ def from_json(content: dict[str, Any]) -> Tokeniser:
 
 
 def learn(settings: TokeniserSettings, pieces: Callable[[], Iterator[bytes]]) -> Tokeniser:
-    """The tokeniser that `settings` ask for, learned from the training split (`pieces()` reads it from its beginning)."""
+    """The tokeniser that `settings` ask for, learned from the training split; `pieces()` reads it from the start."""
     match settings.kind:
         case "bytes":
             if settings.size not in (None, Bytes.size):
@@ -159,33 +159,17 @@ def learn(settings: TokeniserSettings, pieces: Callable[[], Iterator[bytes]]) ->
             return Words.learn(pieces(), settings.size)
         case _:
             if settings.size is None:
-                raise InputError(
-                    "corpus.tokeniser.size is missing: say how many tokens the bpe is to have, such as 8192"
-                )
+                raise InputError("corpus.tokeniser.size is missing: give the size of the bpe, such as 8192")
             sample = lambda: _first_bytes(pieces(), settings.sample_bytes)  # noqa: E731
             return SubWords.learn(sample, settings.size, settings.mark_documents)
 
 
 def _words_of(piece: bytes) -> Iterator[str]:
-    *lines, last = _text_of(piece).split("\n")
+    *lines, last = piece.decode().split("\n")
     for line in lines:
         yield from line.split()
         yield END_OF_LINE
     yield from last.split()
-
-
-class NotUtf8(InputError):
-    """Bytes that a tokeniser of text cannot read."""
-
-
-def _text_of(piece: bytes) -> str:
-    try:
-        return piece.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise NotUtf8(
-            f"not UTF-8 (byte 0x{piece[error.start]:02x}); convert it, or read the bytes as they are with "
-            "corpus.tokeniser.kind=bytes"
-        ) from None
 
 
 def _first_bytes(pieces: Iterable[bytes], budget: int) -> Iterator[bytes]:

@@ -6,7 +6,10 @@
 Tensors and JSON only: loading one runs no code. The newest whole one counts; a half-written one is never seen.
 """
 
+import errno
 import json
+import os
+import re
 import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -38,7 +41,9 @@ def save_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, temporary)
     except SafetensorError as error:
         temporary.unlink(missing_ok=True)
-        raise OSError(f"{path}: {error}") from None
+        number = re.search(r"os error (\d+)", str(error))
+        code = int(number[1]) if number else errno.EIO
+        raise OSError(code, os.strerror(code), str(path)) from None
     temporary.replace(path)
 
 

@@ -10,7 +10,7 @@ class LanguageModel(Protocol):
     """Hidden states for a segment given a carried state, the embedding lookup, and probabilities from a vector.
 
     Memory, gate, kNN-LM, generation and evaluation need nothing else, so our transformer-XL and a pretrained model
-    are the same thing to them. Between `hidden` and the probabilities is where a long-term memory comes in: SPALM passes
+    are the same thing to them. Between `hidden` and the probabilities is where a long-term memory comes in: SPALM gives
     z_t instead of h_t on.
     """
 

@@ -95,7 +95,7 @@ class _TiledAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx, gradient):
         content, position, keys_values, distances, *kept = ctx.saved_tensors
-        batch, time, heads, size = content.shape
+        _, time, heads, size = content.shape
         whole = keys_values.shape[1]
         d_content, d_position = torch.empty_like(content), torch.empty_like(position)
         d_keys_values = torch.empty_like(keys_values, memory_format=torch.contiguous_format)
