@@ -70,6 +70,40 @@ def test_unfinished_work_of_other_settings_is_refused_until_told(tmp_path):
     assert made(tmp_path / "x", {"a": 2}, restart=True).settings == {"a": 2}
 
 
+def test_cheap_work_of_other_settings_is_begun_again(tmp_path):
+    with pytest.raises(AssertionError):
+        made(tmp_path / "x", make=fail)
+    assert stage(tmp_path / "x", "numbers", 1, {"a": 2}, {}, make, cheap=True).settings == {"a": 2}
+
+
+def test_scratch_is_there_until_the_manifest_is(tmp_path, monkeypatch):
+    def with_scratch(draft):
+        draft.scratch("journal").write_text("how far")
+        return make(draft)
+
+    def full_disk(*_):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Draft, "finish", full_disk)
+        with pytest.raises(OSError, match="No space"):
+            made(tmp_path / "x", make=with_scratch)
+    assert (tmp_path / "x" / "journal").exists()
+    made(tmp_path / "x", make=with_scratch)
+    assert not (tmp_path / "x" / "journal").exists()
+
+
+def test_a_full_disk_at_the_first_file_leaves_nothing_in_the_way(tmp_path, monkeypatch):
+    def full_disk(_):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("os.fsync", full_disk)
+        with pytest.raises(OSError, match="No space"):
+            made(tmp_path / "x")
+    made(tmp_path / "x")
+
+
 def test_foreign_files_are_not_touched(tmp_path):
     (tmp_path / "x").mkdir()
     (tmp_path / "x" / "thesis.txt").write_text("mine")
@@ -89,9 +123,10 @@ def test_truncation_and_damage_are_found(tmp_path):
     path.write_bytes(content)
     with pytest.raises(InputError, match="digest"):
         found.verify()
-    (tmp_path / "x" / "manifest.json").write_text("{")
-    with pytest.raises(InputError, match="damaged"):
-        Artifact(tmp_path / "x")
+    for nonsense in ("{", "[]", "{}", '{"kind": 1, "settings": 2, "facts": 3}'):
+        (tmp_path / "x" / "manifest.json").write_text(nonsense)
+        with pytest.raises(InputError, match="damaged"):
+            Artifact(tmp_path / "x")
 
 
 def test_another_kind_is_refused(tmp_path):

@@ -124,9 +124,32 @@ def test_bad_text(recipe, text_folder, tmp_path):
     (text_folder / "story-0.txt").write_bytes(b"\xff\xfe" * 100)
     assert "story-0.txt is not UTF-8 (byte 0xff)" in refused("run", recipe, "--out", out)
     (text_folder / "story-0.txt").write_bytes(b"")
-    assert "story-0.txt is empty" in refused("run", recipe, "--out", out, "--restart")
+    assert "story-0.txt is empty" in refused("run", recipe, "--out", out)
     assert "there is no" in refused("run", recipe, "corpus.source.path=elsewhere", "--out", out)
     assert not (out / "corpus" / "manifest.json").exists()
+
+
+def test_text_that_looks_like_markup(tmp_path):
+    assert "there is no recipe '[/x]'" in refused("run", "[/x]", "--out", tmp_path)
+
+
+def test_interrupted_from_the_keyboard(recipe, tmp_path):
+    command = [*SPALM, "train", str(recipe), "transformer", "training.steps=100000", "--out", str(tmp_path / "run")]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    while not (tmp_path / "run" / "transformer" / "metrics.jsonl").exists():
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate()
+    assert process.returncode == 1
+    assert said.endswith("spalm: stopped; run the same command again to go on from here\n")
+
+
+def test_wrong_words_on_the_command_line(recipe):
+    found = spalm("train", recipe, "transformer-xxl", "--out", "x")
+    assert found.returncode == 2
+    assert "transformer-xxl" in found.stderr
+    assert spalm("--help").returncode == 0
 
 
 def test_a_truncated_token_array(recipe, tmp_path):

@@ -1,8 +1,8 @@
 import pytest
 
 from spalm.errors import InputError
-from spalm.recipe import read_recipe
-from spalm.settings import differences, override
+from spalm.recipe import Recipe, read_recipe
+from spalm.settings import described, differences, override
 
 
 def test_assignments_are_laid_over():
@@ -24,6 +24,9 @@ def test_assignments_that_are_none(wrong):
         ("corpus.source.pfad=x", r"unknown key .*pfad'; it takes dev_share"),
         ("nets.width=3", "unknown key 'nets'; it takes corpus, evaluation"),
         ("training.steps=many", r"training.steps = 'many': .*integer"),
+        ("training.seed=-1", r"training.seed = -1: .*greater than or equal to 0"),
+        ("evaluation.memory_lengths=[-5]", r"evaluation.memory_lengths.0 = -5"),
+        ("corpus.source={kind: text}", r"'corpus.source.path' is missing"),
         ("training.steps=0", r"training.steps = 0: .*greater than 0"),
         ("network.cutoffs=[9, 3]", r"must rise"),
         ("network.dropout=.nan", r"network.dropout = nan: .*finite"),
@@ -52,3 +55,11 @@ def test_no_such_recipe(tmp_path):
 
 def test_differences_are_named_by_key():
     assert differences({"a": {"b": 1, "c": 2}}, {"a": {"b": 1, "c": 3}, "d": 4}) == ["a.c: 2 -> 3", "d: None -> 4"]
+
+
+def test_every_setting_is_described():
+    rows = {key: (default, meaning) for key, default, meaning in described(Recipe)}
+    assert rows["training.optimiser.warm_up"][0] == "0"
+    assert rows["training.steps"] == ("required", "Optimiser steps.")
+    assert rows["corpus.source[text].document_start"][0] == "None"
+    assert [key for key, (_, meaning) in rows.items() if not meaning] == []

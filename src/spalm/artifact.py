@@ -20,12 +20,13 @@ from typing import Any
 import numpy as np
 
 import spalm
-from spalm.console import console
+from spalm.console import say
 from spalm.errors import InputError
 from spalm.settings import differences
 
 MANIFEST = "manifest.json"
 UNFINISHED = "unfinished.json"
+TEMPORARY = ".tmp"
 
 
 class Artifact:
@@ -40,11 +41,12 @@ class Artifact:
         try:
             self.manifest: dict[str, Any] = json.loads(path.read_text())
             self.kind, self.settings, self.facts = (self.manifest[key] for key in ("kind", "settings", "facts"))
-        except (json.JSONDecodeError, KeyError, UnicodeDecodeError):
+            files: dict[str, dict[str, Any]] = dict(self.manifest["files"])
+        except (ValueError, KeyError, TypeError):
             raise InputError(f"{path} is damaged; remove {self.directory} and make it again") from None
         if kind is not None and self.kind != kind:
             raise InputError(f"{self.directory} holds a {self.kind}, a {kind} is needed; give another directory")
-        for name, entry in self.manifest["files"].items():
+        for name, entry in files.items():
             size = (self.directory / name).stat().st_size if (self.directory / name).exists() else None
             if size != entry["bytes"]:
                 found = "is missing" if size is None else f"has {size:,} bytes, its manifest says {entry['bytes']:,}"
@@ -85,12 +87,16 @@ def digest_of_json(value: Any) -> str:
 
 def write_atomically(path: Path, content: bytes | str) -> None:
     """Puts `content` at `path` in one step: after a crash there is the old file or the new one, nothing between."""
-    temporary = path.with_name(path.name + ".tmp")
-    with temporary.open("wb") as file:
-        file.write(content.encode() if isinstance(content, str) else content)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    temporary = path.with_name(path.name + TEMPORARY)
+    try:
+        with temporary.open("wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -103,10 +109,17 @@ class Draft:
     def __init__(self, directory: Path):
         self.directory = directory
         self._arrays: dict[str, dict[str, Any]] = {}
+        self._scratch: list[Path] = []
 
     def declare(self, name: str, dtype: np.dtype | str, shape: tuple[int, ...]) -> None:
         """Says that the file `name` is a raw little-endian array of this type and shape."""
         self._arrays[name] = {"dtype": np.dtype(dtype).newbyteorder("<").str, "shape": list(shape)}
+
+    def scratch(self, name: str) -> Path:
+        """A file or folder that is needed only until the artifact is whole: removed then, not before."""
+        path = self.directory / name
+        self._scratch.append(path)
+        return path
 
     def write_array(self, name: str, array: np.ndarray) -> None:
         self.declare(name, array.dtype, array.shape)
@@ -126,6 +139,8 @@ class Draft:
             {**identity, "facts": dict(facts), "files": entries, "spalm": spalm.__version__},
         )
         (self.directory / UNFINISHED).unlink()
+        for path in self._scratch:
+            _remove(path)
 
 
 Make = Callable[[Draft], tuple[dict[str, Any], list[str]]]
@@ -140,11 +155,13 @@ def stage(
     parents: Mapping[str, str],
     make: Make,
     restart: bool = False,
+    cheap: bool = False,
 ) -> Artifact:
     """The artifact at `directory`, made now unless it is there already with the same settings and parents.
 
-    A finished one made from something else is set aside as `NAME.previous`. An unfinished one of something else is
-    refused unless `restart`, because the work in it would be lost.
+    A finished one made from something else is set aside as `NAME.previous`. An unfinished one is continued; if it was
+    to become something else, it is begun again where work is `cheap`, and refused otherwise. `restart` begins again
+    whatever is unfinished.
     """
     identity = {"kind": kind, "version": version, "settings": dict(settings), "parents": dict(parents)}
     directory.mkdir(parents=True, exist_ok=True)
@@ -152,36 +169,41 @@ def stage(
         if (directory / MANIFEST).exists():
             present = Artifact(directory)
             if present.identity == identity:
-                console.print(f"[dim]{directory}: finished before, unchanged[/dim]")
+                say(f"{directory}: finished before, unchanged")
                 return present
     if (directory / MANIFEST).exists():
         _set_aside(directory, differences(present.identity, identity))
         directory.mkdir()
     with _only_writer(directory):
-        _claim(directory, identity, restart)
+        _claim(directory, identity, restart, cheap)
         draft = Draft(directory)
         facts, files = make(draft)
         draft.finish(identity, facts, files)
     return Artifact(directory)
 
 
-def _claim(directory: Path, identity: dict[str, Any], restart: bool) -> None:
+def _claim(directory: Path, identity: dict[str, Any], restart: bool, cheap: bool) -> None:
     """Marks the directory as this work in progress, or finds that it is already."""
     marker = directory / UNFINISHED
     if marker.exists() and not restart:
         changed = differences(json.loads(marker.read_text()), identity)
-        if changed:
+        if not changed:
+            return
+        if not cheap:
             raise InputError(
                 f"{directory} holds unfinished work with other settings ({changed[0]}); "
                 "go back to them, choose another --out, or give --restart to begin again"
             )
-        return
-    others = [path for path in directory.iterdir() if path.name != UNFINISHED]
+    others = [path for path in directory.iterdir() if path.name not in (UNFINISHED, UNFINISHED + TEMPORARY)]
     if others and not marker.exists():
         raise InputError(f"{directory} holds files that are not ours ({others[0].name}); choose another --out")
     for path in others:
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
+        _remove(path)
     write_json(marker, identity)
+
+
+def _remove(path: Path) -> None:
+    shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
 
 
 def _set_aside(directory: Path, changed: list[str]) -> None:
@@ -189,7 +211,7 @@ def _set_aside(directory: Path, changed: list[str]) -> None:
     shutil.rmtree(previous, ignore_errors=True)
     directory.rename(previous)
     more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
-    console.print(f"{directory}: {changed[0]}{more}; made again, the old one is kept as {previous.name}")
+    say(f"{directory}: {changed[0]}{more}; made again, the old one is kept as {previous.name}")
 
 
 @contextmanager

@@ -6,15 +6,19 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
+import click
 import typer
 from rich.console import Console
+from rich.markup import escape
+from rich.table import Column, Table
 
 from spalm.artifact import Artifact
-from spalm.console import console
+from spalm.console import say
 from spalm.corpus import OFFICIAL, download
 from spalm.errors import InputError
 from spalm.learning import Hardware
-from spalm.recipe import MODELS, ModelName, Run, read_recipe
+from spalm.recipe import MODELS, ModelName, Recipe, Run, read_recipe
+from spalm.settings import described
 from spalm.study import print_results
 
 app = typer.Typer(help=__doc__, add_completion=False, no_args_is_help=True, rich_markup_mode=None)
@@ -27,10 +31,10 @@ Assignments = Annotated[
 Out = Annotated[Path, typer.Option(help="Folder of the run; each stage is a folder below it.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")]
 Threads = Annotated[int | None, typer.Option(help="CPU threads; default: all cores.")]
-Bf16 = Annotated[bool, typer.Option("--bf16", help="Compute in bfloat16 where it is safe (for GPUs).")]
+Bf16 = Annotated[bool, typer.Option("--bf16", help="training.bf16=true evaluation.bf16=true, for GPUs.")]
 Compile = Annotated[bool, typer.Option("--compile", help="Compile the training step (for GPUs).")]
 Board = Annotated[bool, typer.Option("--tensorboard", help="Log to TensorBoard too (needs the extra).")]
-Restart = Annotated[bool, typer.Option("--restart", help="Throw away unfinished work that had other settings.")]
+Restart = Annotated[bool, typer.Option("--restart", help="Begin unfinished stages again from nothing.")]
 
 
 @app.command(name="download")
@@ -39,14 +43,14 @@ def download_(
     to: Annotated[Path, typer.Option(help="Folder to put it in.")] = Path("data"),
 ) -> None:
     """Fetch an official corpus, check its digest, unpack it; resumes if interrupted."""
-    console.print(f"{download(name, to)} is ready; use it with SPALM_DATA={to}")
+    say(f"{download(name, to)} is ready; use it with SPALM_DATA={to}")
 
 
 @app.command()
 def corpus(recipe: RecipeArgument, out: Out, settings: Assignments = None, restart: Restart = False) -> None:
     """Turn a recipe's text into token arrays."""
-    made = Run(read_recipe(recipe, settings or []), out, Hardware(), restart=restart).corpus
-    console.print(made.facts)
+    made = Run(_recipe(recipe, settings), out, Hardware(), restart=restart).corpus
+    typer.echo(json.dumps(made.facts, indent=2))
 
 
 @app.command()
@@ -63,8 +67,9 @@ def train(
     restart: Restart = False,
 ) -> None:
     """Train one model of a recipe."""
-    hardware = Hardware(device, threads, bf16, compile)
-    console.print(Run(read_recipe(recipe, settings or []), out, hardware, tensorboard, restart).model(model).facts)
+    hardware = Hardware(device, threads, compile)
+    made = Run(_recipe(recipe, settings, bf16), out, hardware, tensorboard, restart).model(model)
+    typer.echo(json.dumps(made.facts, indent=2))
 
 
 @app.command()
@@ -79,7 +84,7 @@ def evaluate(
     restart: Restart = False,
 ) -> None:
     """Score dev and test with one model of a recipe, keeping every token's log-probability."""
-    run = Run(read_recipe(recipe, settings or []), out, Hardware(device, threads, bf16), restart=restart)
+    run = Run(_recipe(recipe, settings, bf16), out, Hardware(device, threads), restart=restart)
     print_results(run.rows(model), run.recipe.title, [], Console())
 
 
@@ -96,8 +101,18 @@ def run(
     restart: Restart = False,
 ) -> None:
     """Carry out a whole recipe: corpus, models, evaluation, table. Finished stages are skipped, killed ones resume."""
-    hardware = Hardware(device, threads, bf16, compile)
-    Run(read_recipe(recipe, settings or []), out, hardware, tensorboard, restart).everything(Console())
+    hardware = Hardware(device, threads, compile)
+    Run(_recipe(recipe, settings, bf16), out, hardware, tensorboard, restart).everything(Console())
+
+
+@app.command()
+def settings(about: Annotated[str, typer.Argument(help="Only keys that begin so, such as training.")] = "") -> None:
+    """List every setting of a recipe: key, default, meaning."""
+    table = Table(Column("key", no_wrap=True), "default", "meaning", box=None)
+    for key, default, meaning in described(Recipe):
+        if key.startswith(about):
+            table.add_row(escape(key), escape(default), escape(" ".join(meaning.split())))
+    Console().print(table)
 
 
 @app.command()
@@ -112,13 +127,21 @@ def show(
     typer.echo(json.dumps(opened.manifest, indent=2, ensure_ascii=False))
 
 
+def _recipe(name: str, settings: list[str] | None, bf16: bool = False) -> Recipe:
+    switches = ["training.bf16=true", "evaluation.bf16=true"] if bf16 else []
+    return read_recipe(name, [*(settings or []), *switches])
+
+
 def main() -> None:
     """The `spalm` command: what a user can mend is told in one line, without a traceback."""
     try:
-        app()
+        sys.exit(app(standalone_mode=False))
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
     except InputError as error:
         _fail(str(error))
-    except KeyboardInterrupt:
+    except (click.Abort, KeyboardInterrupt):
         _fail("stopped; run the same command again to go on from here")
     except OSError as error:
         _fail(_explain(error))
@@ -133,5 +156,5 @@ def _explain(error: OSError) -> str:
 
 
 def _fail(message: str) -> None:
-    console.print(f"[bold red]spalm:[/bold red] {message}", soft_wrap=True, highlight=False)
+    say(f"spalm: {message}")
     sys.exit(1)

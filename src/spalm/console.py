@@ -17,6 +17,13 @@ from rich.progress import (
 )
 
 console = Console(stderr=True, highlight=False)
+_SECONDS_BETWEEN_LINES = 30.0
+"""Where there is no terminal for a bar, how often a line says how far it is."""
+
+
+def say(line: str) -> None:
+    """A line as it is: text of a user's is never taken for markup, and never broken."""
+    console.print(line, markup=False, soft_wrap=True)
 
 
 class Bar:
@@ -24,6 +31,7 @@ class Bar:
 
     def __init__(self, progress: Progress, task: TaskID):
         self._progress, self._task = progress, task
+        self._spoke = time.monotonic()
         self.words = ""
 
     def advance(self, amount: float = 1) -> None:
@@ -32,6 +40,10 @@ class Bar:
     def say(self, words: str) -> None:
         self.words = words
         self._progress.update(self._task, words=words)
+        if not console.is_terminal and time.monotonic() - self._spoke > _SECONDS_BETWEEN_LINES:
+            self._spoke = time.monotonic()
+            task = self._progress.tasks[self._task]
+            say(f"{task.description}: {task.completed:,.0f} of {task.total or 0:,.0f}, {words}")
 
 
 @contextmanager
@@ -42,21 +54,21 @@ def bar(title: str, total: float | None, done: float = 0) -> Iterator[Bar]:
     """
     columns = [
         SpinnerColumn(),
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=24),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
         TextColumn("left"),
         TimeRemainingColumn(),
-        TextColumn("{task.fields[words]}"),
+        TextColumn("{task.fields[words]}", markup=False),
     ]
     if done:
-        console.print(f"{title}: going on from {done:,} of {total:,}")
+        say(f"{title}: going on from {done:,} of {total or 0:,}")
     elif not console.is_terminal:
-        console.print(f"{title} ...")
+        say(f"{title} ...")
     began = time.monotonic()
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         shown = Bar(progress, progress.add_task(title, total=total, completed=done, words=""))
         yield shown
     words = f": {shown.words}" if shown.words else ""
-    console.print(f"{title}{words} ({time.monotonic() - began:.0f} s)")
+    say(f"{title}{words} ({time.monotonic() - began:.0f} s)")

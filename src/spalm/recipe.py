@@ -114,11 +114,10 @@ class Run:
 
     def everything(self, console: Console) -> None:
         """All stages, then the table and results.json."""
-        self.directory.mkdir(parents=True, exist_ok=True)
+        rows = [each for name in MODELS for each in self.rows(name)]
         artifact.write_atomically(
             self.directory / "recipe.yaml", yaml.safe_dump(self.recipe.as_json(), sort_keys=False)
         )
-        rows = [each for name in MODELS for each in self.rows(name)]
         write_results(rows, self.directory)
         print_results(rows, self.recipe.title, [each.model_dump() for each in self.recipe.paper], console)
         console.print(f"written to {self.directory / 'results.json'}", highlight=False)

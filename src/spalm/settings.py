@@ -1,6 +1,6 @@
 """Settings: typed, documented, and closed. Each class of settings sits beside the thing it configures."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Self
 
 import pydantic
@@ -30,7 +30,7 @@ class Settings(pydantic.BaseModel):
 
 def _first_problem(cls: type[Settings], error: pydantic.ValidationError) -> str:
     problem = error.errors(include_url=False)[0]
-    key = ".".join(str(part) for part in problem["loc"])
+    key = ".".join(_without_kinds(cls, problem["loc"]))
     if problem["type"] == "extra_forbidden":
         return f"unknown key {key!r}; it takes {', '.join(_keys_beside(cls, problem['loc']))}"
     if problem["type"] == "missing":
@@ -51,10 +51,39 @@ def _keys_beside(cls: type[Settings], location: tuple[int | str, ...]) -> list[s
     return sorted({name for choice in choices for name in choice.model_fields})
 
 
+def _without_kinds(cls: type[Settings], location: tuple[int | str, ...]) -> list[str]:
+    """The key as a user writes it: in a union of settings, pydantic's location also names the kind that was chosen."""
+    choices, key = [cls], []
+    for part in location:
+        inner = [each.model_fields[part] for each in choices if part in each.model_fields]
+        kinds = {_kind(each) for each in choices if "kind" in each.model_fields}
+        if inner or part not in kinds:
+            key.append(str(part))
+        choices = [found for field in inner for found in _settings_in(field.annotation)] or choices
+    return key
+
+
 def _settings_in(annotation: Any) -> list[type[Settings]]:
     if isinstance(annotation, type) and issubclass(annotation, Settings):
         return [annotation]
     return [found for part in getattr(annotation, "__args__", ()) for found in _settings_in(part)]
+
+
+def described(cls: type[Settings], prefix: str = "") -> Iterator[tuple[str, str, str]]:
+    """(key, default, help) of every setting, inner groups included."""
+    for name, field in cls.model_fields.items():
+        inner = _settings_in(field.annotation)
+        if inner and not isinstance(field.default, list):
+            for group in inner:
+                kind = f"[{_kind(group)}]" if len(inner) > 1 else ""
+                yield from described(group, f"{prefix}{name}{kind}.")
+        elif name != "kind" or "[" not in prefix:
+            default = "required" if field.is_required() else str(field.default)
+            yield f"{prefix}{name}", default, field.description or ""
+
+
+def _kind(group: type[Settings]) -> str:
+    return group.model_fields["kind"].annotation.__args__[0]  # type: ignore[union-attr]
 
 
 def override(values: dict[str, Any], assignments: list[str]) -> dict[str, Any]:

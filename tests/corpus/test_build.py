@@ -59,6 +59,33 @@ def test_changed_text_is_noticed(text_folder, tmp_path):
     assert build_corpus(settings(text_folder), tmp_path / "c").digest != first
 
 
+def test_renamed_text_is_noticed(text_folder, tmp_path):
+    first = build_corpus(settings(text_folder), tmp_path / "c").digest
+    text_folder.rename(tmp_path / "moved")
+    moved = settings(tmp_path / "moved")
+    assert build_corpus(moved, tmp_path / "d").manifest["parents"] == Corpus(tmp_path / "c").manifest["parents"]
+    (tmp_path / "moved" / "story-3.txt").rename(tmp_path / "moved" / "tale-3.txt")
+    assert build_corpus(moved, tmp_path / "d").digest != first
+
+
+def test_names_and_lines_of_any_kind(text_folder, tmp_path):
+    with open(os.fsencode(text_folder) + b"/caf\xe9.txt", "wb") as file:  # noqa: PTH123
+        file.write(b"une ligne\n" * 20)
+    (text_folder / "endless.txt").write_bytes("w\u00f6rter ohne ende ".encode() * 200_000)
+    corpus = build_corpus(settings(text_folder), tmp_path / "c")
+    names = [name for split in ("train", "dev", "test") for name in corpus.split(split).names]
+    assert len(names) == 14
+    assert "caf?.txt" in names
+    assert sum(corpus.split(split).words for split in ("train", "dev", "test")) > 600_000
+
+
+def test_words_are_counted_as_the_word_tokeniser_counts(tmp_path):
+    for name in ("train", "valid", "test"):
+        (tmp_path / f"{name}.txt").write_text("a\u00a0b c\u3000d e\n")
+    split = build_corpus(settings(tmp_path, "words", None), tmp_path / "c").split("test")
+    assert split.words == len(split) == 6
+
+
 def test_not_utf8_names_the_document(text_folder, tmp_path):
     (text_folder / "latin.txt").write_bytes("Gr\xfc\xdfe\n".encode("latin-1") * 30)
     with pytest.raises(InputError, match=r"latin.txt is not UTF-8 \(byte 0xfc\).*kind=bytes"):

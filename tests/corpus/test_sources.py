@@ -174,7 +174,7 @@ def test_spalm_data_is_searched(tmp_path, monkeypatch):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "a.txt").write_text("a\n")
     monkeypatch.setenv("SPALM_DATA", str(tmp_path))
-    assert source(kind="text", path="mine").files() == [tmp_path / "mine" / "a.txt"]
+    assert source(kind="text", path="mine").files() == [("a.txt", tmp_path / "mine" / "a.txt")]
 
 
 def test_real_wikitext_2(real_data):

@@ -162,7 +162,7 @@ def test_impossible_hardware(hardware, message):
 
 
 def test_bf16_trains(corpus, tmp_path):
-    trained = train_model(settings(steps=12), corpus, tmp_path / "m", "model", Hardware(bf16=True))
+    trained = train_model(settings(steps=12, bf16=True), corpus, tmp_path / "m", "model", Hardware())
     assert trained.facts["best_dev_loss"] < 4
 
 

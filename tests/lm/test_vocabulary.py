@@ -60,6 +60,14 @@ def test_gradients_agree_with_a_full_softmax_built_from_it(shrink):
         torch.testing.assert_close(mine, theirs)
 
 
+def test_probabilities_are_in_single_precision_under_autocast(vocabulary):
+    hidden, targets = torch.randn(ROWS, WIDTH), torch.randint(SIZE, (ROWS,))
+    expected = vocabulary.log_probabilities(hidden), vocabulary.target_log_probabilities(hidden, targets)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = vocabulary.log_probabilities(hidden), vocabulary.target_log_probabilities(hidden, targets)
+    torch.testing.assert_close(found, expected)
+
+
 def test_embeddings_are_the_output_vectors(vocabulary):
     """The score of a token, up to its cluster's normaliser, is the product with its embedding."""
     hidden = torch.randn(ROWS, WIDTH)

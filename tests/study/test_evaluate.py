@@ -80,7 +80,7 @@ def test_lanes_and_blocks_do_not_change_the_figures(trained, corpus, tmp_path, m
 
 def test_killed_it_goes_on_to_the_same_bytes(trained, corpus, tmp_path, monkeypatch):
     monkeypatch.setattr(evaluate, "_BLOCK_TOKENS", 50)
-    whole = evaluated(trained, corpus, tmp_path / "whole")
+    whole = evaluated(trained, corpus, tmp_path / "whole", lanes=1)
     real, calls = evaluate.log_probabilities, []
 
     def crash(*arguments):
@@ -91,13 +91,13 @@ def test_killed_it_goes_on_to_the_same_bytes(trained, corpus, tmp_path, monkeypa
 
     monkeypatch.setattr(evaluate, "log_probabilities", crash)
     with pytest.raises(KeyboardInterrupt):
-        evaluated(trained, corpus, tmp_path / "killed")
+        evaluated(trained, corpus, tmp_path / "killed", lanes=1)
     with (tmp_path / "killed" / "dev.log_probabilities").open("ab") as file:
         file.write(b"xyz")  # the half of a block
     calls.clear()
     calls.extend([0, 0, 0])
-    resumed = evaluated(trained, corpus, tmp_path / "killed")
-    assert calls[3] == 96  # two blocks of 48, whole segments, were done
+    resumed = evaluated(trained, corpus, tmp_path / "killed", lanes=1)
+    assert calls[3] == 128  # two blocks of 64, four times the warm-up, were done
     assert resumed.manifest == whole.manifest
 
 

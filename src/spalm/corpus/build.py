@@ -1,6 +1,7 @@
 """Text to tokens: the corpus stage. Any amount of text in bounded memory; killed, it resumes where it was."""
 
 import json
+import os
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -12,7 +13,7 @@ import numpy as np
 from pydantic import Field
 
 from spalm import artifact
-from spalm.console import bar
+from spalm.console import Bar, bar
 from spalm.corpus import tokeniser as tokenisers
 from spalm.corpus.document import PIECE_BYTES, SPLITS, Document, Split
 from spalm.corpus.enwik8 import Enwik8
@@ -38,7 +39,7 @@ class CorpusSettings(Settings):
 def build_corpus(settings: CorpusSettings, directory: Path, restart: bool = False) -> Corpus:
     """Makes the token arrays of all three splits at `directory`, or finds them made from the same text before."""
     files = settings.source.files()
-    content = artifact.digest_of_json([artifact.digest_of_file(path) for path in files])
+    content = artifact.digest_of_json([(name, artifact.digest_of_file(path)) for name, path in files])
     artifact.stage(
         directory,
         KIND,
@@ -47,6 +48,7 @@ def build_corpus(settings: CorpusSettings, directory: Path, restart: bool = Fals
         {"text": content},
         lambda draft: _make(settings, draft),
         restart,
+        cheap=True,
     )
     return Corpus(directory)
 
@@ -54,13 +56,13 @@ def build_corpus(settings: CorpusSettings, directory: Path, restart: bool = Fals
 def _make(settings: CorpusSettings, draft: artifact.Draft) -> tuple[dict, list[str]]:
     tokeniser = _tokeniser(settings, draft.directory)
     facts = {"vocabulary": tokeniser.size, "splits": {}}
-    names = ["tokeniser.json"]
-    for split in SPLITS:
-        counts = _tokenise(settings, tokeniser, split, draft)
-        facts["splits"][split] = {key: getattr(counts, key) for key in ("documents", "tokens", "words", "characters")}
-        names.append(f"{split}.names")
-    (draft.directory / _JOURNAL).unlink()
-    return facts, names
+    journal = _Journal(draft.scratch("journal.json"))
+    with bar("tokenise", settings.source.text_bytes(), journal.bytes_done()) as shown:
+        for split in SPLITS:
+            counts = _tokenise(settings, tokeniser, split, draft, journal, shown)
+            kept = ("documents", "tokens", "words", "characters")
+            facts["splits"][split] = {key: getattr(counts, key) for key in kept}
+    return facts, ["tokeniser.json", *(f"{split}.names" for split in SPLITS)]
 
 
 def _tokeniser(settings: CorpusSettings, directory: Path) -> Tokeniser:
@@ -87,6 +89,7 @@ class _Counts:
     tokens: int = 0
     words: int = 0
     characters: int = 0
+    bytes: int = 0
     name_bytes: int = 0
     pieces: int = 0
     """Of a document that is not finished yet."""
@@ -110,35 +113,53 @@ class _Piece:
             ) from None
 
 
-_JOURNAL = "journal.json"
+class _Journal:
+    """How far each split has got, as far as it is safely on disk."""
+
+    def __init__(self, path: Path):
+        self._path = path
+        content = json.loads(path.read_text()) if path.exists() else {}
+        self._splits = {split: _Counts(**content.get(split, {})) for split in SPLITS}
+
+    def of(self, split: Split) -> _Counts:
+        return self._splits[split]
+
+    def bytes_done(self) -> int:
+        return sum(counts.bytes for counts in self._splits.values())
+
+    def save(self) -> None:
+        artifact.write_json(self._path, {split: asdict(counts) for split, counts in self._splits.items()})
 
 
-def _tokenise(settings: CorpusSettings, tokeniser: Tokeniser, split: Split, draft: artifact.Draft) -> _Counts:
+def _tokenise(
+    settings: CorpusSettings, tokeniser: Tokeniser, split: Split, draft: artifact.Draft, journal: _Journal, shown: Bar
+) -> _Counts:
     """Appends one split's tokens, document bounds and names, beginning after what the journal says is there."""
-    directory = draft.directory
-    journal = directory / _JOURNAL
-    done: dict[str, dict] = json.loads(journal.read_text()) if journal.exists() else {}
-    counts = _Counts(**done.get(split, {}))
+    counts = journal.of(split)
     dtype = token_dtype(tokeniser.size)
     sizes = {"tokens": counts.tokens * dtype.itemsize, "documents": counts.documents * 8, "names": counts.name_bytes}
-    outputs = {name: _reopen(directory / f"{split}.{name}", size) for name, size in sizes.items()}
+    outputs = {name: _reopen(draft.directory / f"{split}.{name}", size) for name, size in sizes.items()}
     saved = time.monotonic()
 
     def save() -> None:
         for file in outputs.values():
             file.flush()
-        artifact.write_json(journal, {**done, split: asdict(counts)})
+            os.fsync(file.fileno())
+        journal.save()
 
     def append(piece: _Piece, ids: np.ndarray) -> None:
         if piece.ends_document and tokeniser.end_of_document is not None:
             ids = np.append(ids, tokeniser.end_of_document)
         outputs["tokens"].write(ids.astype(dtype).tobytes())
+        # Where the tokens are bytes so are the "characters": enwik8's figures are per byte.
+        text = piece.text if settings.tokeniser.kind == "bytes" else piece.text.decode()
         counts.tokens += len(ids)
-        counts.words += len(piece.text.split()) + piece.text.count(b"\n")
-        counts.characters += _characters(tokeniser, piece.text)
+        counts.words += len(text.split()) + piece.text.count(b"\n")
+        counts.characters += len(text)
+        counts.bytes += len(piece.text)
         counts.pieces += 1
         if piece.ends_document:
-            name = piece.document.replace("\n", " ").encode() + b"\n"
+            name = piece.document.replace("\n", " ").encode("utf-8", "replace") + b"\n"
             outputs["names"].write(name)
             outputs["documents"].write(np.array([counts.tokens], "<i8").tobytes())
             counts.name_bytes += len(name)
@@ -146,18 +167,18 @@ def _tokenise(settings: CorpusSettings, tokeniser: Tokeniser, split: Split, draf
             counts.pieces = 0
 
     try:
-        with bar(f"tokenise {split}", None) as shown:
-            documents = islice(settings.source.documents(split), counts.documents, None)
-            for batch in _batches(islice(_in_order(documents), counts.pieces, None)):
-                if settings.tokeniser.kind != "bytes":
-                    for piece in batch:
-                        piece.refuse_unless_text()
-                for piece, ids in zip(batch, tokeniser.encode([piece.text for piece in batch])):
-                    append(piece, ids)
-                shown.say(f"{counts.tokens:,} tokens, {counts.documents:,} documents")
-                if time.monotonic() - saved > _SAVE_SECONDS:
-                    save()
-                    saved = time.monotonic()
+        documents = islice(settings.source.documents(split), counts.documents, None)
+        for batch in _batches(islice(_in_order(documents), counts.pieces, None)):
+            if settings.tokeniser.kind != "bytes":
+                for piece in batch:
+                    piece.refuse_unless_text()
+            for piece, ids in zip(batch, tokeniser.encode([piece.text for piece in batch])):
+                append(piece, ids)
+                shown.advance(len(piece.text))
+            shown.say(f"{split}: {counts.tokens:,} tokens, {counts.documents:,} documents")
+            if time.monotonic() - saved > _SAVE_SECONDS:
+                save()
+                saved = time.monotonic()
         save()
     finally:
         for file in outputs.values():
@@ -172,6 +193,8 @@ def _tokenise(settings: CorpusSettings, tokeniser: Tokeniser, split: Split, draf
 def _reopen(path: Path, size: int):
     """The file open for appending after its first `size` bytes: what a killed run wrote beyond its journal goes."""
     path.touch()
+    if path.stat().st_size < size:
+        raise InputError(f"{path} has lost bytes since it was written; give --restart to begin again")
     file = path.open("r+b")
     file.truncate(size)
     file.seek(size)
@@ -200,8 +223,3 @@ def _batches(pieces: Iterator[_Piece]) -> Iterator[list[_Piece]]:
             held, size = [], 0
     if held:
         yield held
-
-
-def _characters(tokeniser: Tokeniser, piece: bytes) -> int:
-    """Bytes where the tokens are bytes (enwik8's "bits per character" are per byte), Unicode characters elsewhere."""
-    return len(piece) if isinstance(tokeniser, tokenisers.Bytes) else len(piece.decode("utf-8"))

@@ -19,7 +19,7 @@ PIECE_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class Document:
-    """Text as bytes, in pieces of whole lines, so that a document of any size passes through bounded memory."""
+    """Text as bytes in pieces of about a megabyte, so that a long one need not be held whole."""
 
     name: str
     pieces: Iterable[bytes]
@@ -28,9 +28,14 @@ class Document:
 class Source(Settings):
     """Where text comes from. Subclasses add a `kind` and say how files become documents."""
 
-    def files(self) -> list[Path]:
-        """Every file that is read: their content decides whether the corpus must be made again."""
+    def files(self) -> list[tuple[str, Path]]:
+        """Every file that is read, by name: names and content decide whether the corpus must be made again."""
         raise NotImplementedError
+
+    def text_bytes(self) -> int | None:
+        """About how much text there is in all splits, where that can be told without reading it."""
+        paths = [path for _, path in self.files()]
+        return None if any(path.suffix == ".gz" for path in paths) else sum(path.stat().st_size for path in paths)
 
     def documents(self, split: Split) -> Iterator[Document]:
         raise NotImplementedError
@@ -59,9 +64,22 @@ def open_text(path: Path) -> BinaryIO:
 def lines_of(path: Path) -> Iterator[bytes]:
     try:
         with open_text(path) as file:
-            yield from file
+            yield from _no_endless_lines(file)
     except (EOFError, zlib.error, gzip.BadGzipFile):
         raise InputError(f"{path} is not a whole gzip file; fetch it again") from None
+
+
+def _no_endless_lines(file: BinaryIO) -> Iterator[bytes]:
+    """The lines of a file; one that is longer than a piece is cut after a blank."""
+    held = b""
+    while block := file.readline(PIECE_BYTES):
+        held += block
+        cut = len(held) if held.endswith(b"\n") or len(held) < PIECE_BYTES else held.rfind(b" ") + 1
+        if cut:
+            yield held[:cut]
+            held = held[cut:]
+    if held:
+        yield held
 
 
 def in_pieces(lines: Iterable[bytes]) -> Iterator[bytes]:

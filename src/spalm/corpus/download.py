@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from spalm.artifact import digest_of_file
-from spalm.console import bar, console
+from spalm.console import bar, say
 from spalm.errors import InputError
 
 
@@ -51,7 +51,7 @@ def download(name: str, folder: Path, official: Official | None = None) -> Path:
     official = official or OFFICIAL[name]
     target = folder / name
     if all((target / file).exists() for file in official.holds):
-        console.print(f"{target} is there already")
+        say(f"{target} is there already")
         return target
     target.mkdir(parents=True, exist_ok=True)
     archive = target / official.url.rsplit("/", 1)[-1]
@@ -85,6 +85,8 @@ def _fetch(official: Official, archive: Path) -> None:
                 while block := reply.read(1 << 20):
                     sink.write(block)
                     shown.advance(len(block))
+                if rest and sink.tell() < have + rest:
+                    raise ConnectionError("the connection broke off")
     except urllib.error.HTTPError as error:
         # 416: the whole file had arrived before, only the check was missing.
         if error.code != 416:

@@ -17,15 +17,18 @@ class Enwik8(Source):
     path: str
     """The raw file: the full 100,000,000 bytes, or a prefix of them."""
 
-    def files(self) -> list[Path]:
+    def _file(self) -> Path:
         path = locate(self.path)
         if path.is_dir():
             raise InputError(f"{path} is a folder; give the raw enwik8 file itself")
-        return [refuse_empty(path)]
+        return refuse_empty(path)
+
+    def files(self) -> list[tuple[str, Path]]:
+        return [("enwik8", self._file())]
 
     def bounds(self) -> dict[Split, tuple[int, int]]:
         """90M / 5M / 5M bytes of the full file, 90% / 5% / 5% of a prefix."""
-        size = min(self.files()[0].stat().st_size, FULL)
+        size = min(self._file().stat().st_size, FULL)
         held_out = size // 20
         return {
             "train": (0, size - 2 * held_out),
@@ -35,7 +38,7 @@ class Enwik8(Source):
 
     def documents(self, split: Split) -> Iterator[Document]:
         name, held = f"{split}: before the first page", []
-        for line in _lines_between(self.files()[0], *self.bounds()[split]):
+        for line in _lines_between(self._file(), *self.bounds()[split]):
             if line.strip() == b"<page>" and held:
                 yield Document(name, list(in_pieces(held)))
                 held = []

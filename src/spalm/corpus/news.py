@@ -23,12 +23,15 @@ class WmtNews(Source):
     sample_tokens: int = Field(1_000_000, gt=0)
     """About how many tokens of November and of December become dev and test: every n-th article in date order."""
 
-    def files(self) -> list[Path]:
+    def files(self) -> list[tuple[str, Path]]:
         path = locate(self.path)
         found = [path] if path.is_file() else sorted(item for item in path.iterdir() if item.is_file())
         if not found:
             raise InputError(f"{path} holds no files; put news-docs.YEAR.en.filtered.gz there")
-        return [refuse_empty(item) for item in found]
+        return [(item.name, refuse_empty(item)) for item in found]
+
+    def text_bytes(self) -> None:
+        return None  # base64, and sampled
 
     def documents(self, split: Split) -> Iterator[Document]:
         """January to October as they stand; of November and December a sample spread evenly over the dates."""
@@ -45,7 +48,7 @@ class WmtNews(Source):
         return ((where, len(text.split())) for where, text in self._articles(split))
 
     def _articles(self, split: Split) -> Iterator[tuple["_Place", bytes]]:
-        for path in self.files():
+        for _, path in self.files():
             for number, line in enumerate(lines_of(path), 1):
                 where = _Place(path, number, line[:8])
                 if where.month in _MONTHS[split]:

@@ -49,19 +49,20 @@ class _SplitByDocument(Source):
         sizes, keys = [], []
         for document in self.all_documents():
             sizes.append(sum(len(piece) for piece in document.pieces))
-            keys.append(hashlib.sha256(f"{self.split_seed}/{document.name}".encode()).digest())
+            keys.append(hashlib.sha256(f"{self.split_seed}/{document.name}".encode("utf-8", "replace")).digest())
         if len(sizes) < len(SPLITS):
             raise InputError(
                 f"{len(sizes)} document(s) cannot be split into train, dev and test; add files, name them "
                 "train.txt, valid.txt and test.txt, or set corpus.source.document_start to cut them"
             )
+        total = sum(sizes)
         dealt: list[Split] = ["train"] * len(sizes)
         queue = sorted(range(len(sizes)), key=keys.__getitem__, reverse=True)
         for split, share, left_for_others in (("test", self.test_share, 2), ("dev", self.dev_share, 1)):
             taken = 0
-            while not taken or (taken < share * sum(sizes) and len(queue) > left_for_others):
+            while not taken or (taken < share * total and len(queue) > left_for_others):
                 index = queue.pop()
-                if sizes[index] > share * sum(sizes) and len(queue) > left_for_others:
+                if sizes[index] > share * total and len(queue) > left_for_others:
                     continue  # larger than its split is to be: it stays in train
                 dealt[index] = split
                 taken += max(sizes[index], 1)
@@ -102,8 +103,8 @@ class TextFiles(_SplitByDocument):
             )
         return found
 
-    def files(self) -> list[Path]:
-        return [refuse_empty(path) for _, path in self._found()]
+    def files(self) -> list[tuple[str, Path]]:
+        return [(name, refuse_empty(path)) for name, path in self._found()]
 
     def _named_splits(self) -> dict[Split, list[tuple[str, Path]]]:
         named: dict[Split, list[tuple[str, Path]]] = {}
@@ -134,17 +135,16 @@ class TextFiles(_SplitByDocument):
 class PythonStdlib(_SplitByDocument):
     kind: Literal["python-stdlib"]
 
-    def files(self) -> list[Path]:
+    def files(self) -> list[tuple[str, Path]]:
+        root = Path(sysconfig.get_paths()["stdlib"])
         found = []
-        for folder, inner, names in os.walk(sysconfig.get_paths()["stdlib"]):
+        for folder, inner, names in os.walk(root):
             inner[:] = [name for name in inner if name not in _NOT_LIBRARY]
             found += [Path(folder, name) for name in names if name.endswith(".py")]
-        return sorted(path for path in found if path.stat().st_size)
+        return sorted((path.relative_to(root).as_posix(), path) for path in found if path.stat().st_size)
 
     def all_documents(self) -> Iterator[Document]:
-        root = Path(sysconfig.get_paths()["stdlib"])
-        for path in self.files():
-            yield Document(path.relative_to(root).as_posix(), _Pieces(path))
+        return (Document(name, _Pieces(path)) for name, path in self.files())
 
 
 class _Pieces:

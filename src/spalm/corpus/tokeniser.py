@@ -183,7 +183,7 @@ def _first_bytes(pieces: Iterable[bytes], budget: int) -> Iterator[bytes]:
 def _by_frequency(bpe: Bpe, texts: Iterable[str]) -> Bpe:
     """The same merges with ids dealt out anew, most frequent token first; the document mark keeps id 0."""
     counts = np.zeros(bpe.get_vocab_size(), np.int64)
-    for batch in _in_groups(texts, 64):
+    for batch in _in_groups(texts, 4):
         for encoding in bpe.encode_batch_fast(batch):
             counts += np.bincount(encoding.ids, minlength=len(counts))
     content = json.loads(bpe.to_str())

@@ -28,8 +28,8 @@ class WikiText(Source):
             raise InputError(f"there is no {path}; a wikitext folder holds {', '.join(_FILES.values())}")
         return refuse_empty(path)
 
-    def files(self) -> list[Path]:
-        return [self._file(split) for split in SPLITS]
+    def files(self) -> list[tuple[str, Path]]:
+        return [(split, self._file(split)) for split in SPLITS]
 
     def documents(self, split: Split) -> Iterator[Document]:
         lines = lines_of(self._file(split))

@@ -39,6 +39,8 @@ def save_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
     temporary = path.with_name(path.name + ".tmp")
     try:
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, temporary)
+        with temporary.open("rb") as file:
+            os.fsync(file.fileno())
     except SafetensorError as error:
         temporary.unlink(missing_ok=True)
         number = re.search(r"os error (\d+)", str(error))
@@ -117,10 +119,6 @@ def load(
         part, layer = map(int, name.split("/"))
         memories.setdefault(part, {})[layer] = tensor.to(device)
     return Progress(**content), [[layers[i] for i in sorted(layers)] for _, layers in sorted(memories.items())]
-
-
-def remove(directory: Path) -> None:
-    shutil.rmtree(directory / FOLDER, ignore_errors=True)
 
 
 def _newest(directory: Path) -> Path | None:

@@ -12,11 +12,10 @@ from spalm.errors import InputError
 
 @dataclass(frozen=True)
 class Hardware:
-    """Switches of one run on one machine; they are recorded beside a result, but are not part of what it is."""
+    """Switches of one run on one machine: how fast something is made, not what it is."""
 
     device: str = "auto"
     threads: int | None = None
-    bf16: bool = False
     compile: bool = False
 
     def prepare(self) -> torch.device:
@@ -35,8 +34,10 @@ class Hardware:
             keep_freed_memory()
         return device
 
-    def autocast(self, device: torch.device) -> AbstractContextManager:
-        return torch.autocast(device.type, torch.bfloat16) if self.bf16 else nullcontext()
+
+def autocast(device: torch.device, bf16: bool) -> AbstractContextManager:
+    """bfloat16 for the matrix products inside the network; probabilities stay in single precision."""
+    return torch.autocast(device.type, torch.bfloat16) if bf16 else nullcontext()
 
 
 def best_device() -> str:

@@ -13,7 +13,7 @@ from spalm.console import bar
 from spalm.corpus import Batch, Streams, TokenSplit
 from spalm.errors import InputError
 from spalm.learning import checkpoint
-from spalm.learning.device import Hardware
+from spalm.learning.device import Hardware, autocast
 from spalm.learning.optimiser import OptimiserSettings, learning_rate, make_optimiser
 from spalm.learning.runlog import RunLog
 from spalm.settings import Settings
@@ -36,7 +36,9 @@ class TrainingSettings(Settings):
     """Steps between looks at the dev split; the best model on it is the one that is kept."""
     dev_tokens: int | None = Field(None, gt=0)
     """Look only at this many first tokens of dev, to save time; the final evaluation always reads all of it."""
-    seed: int = 0
+    bf16: bool = False
+    """Compute in bfloat16 where that is safe; for GPUs."""
+    seed: int = Field(0, ge=0, lt=2**63)
     """Of the parameters, the order of the text and the dropout."""
 
 
@@ -69,7 +71,7 @@ def fit(
     compute = torch.compile(loss) if hardware.compile else loss
     tokens_per_step = settings.batch_size * settings.segment_length
     saved = logged = time.monotonic()
-    logged_step = progress.step
+    logged_step, save_seconds = progress.step, 0.0
     with bar(title, settings.steps, progress.step) as shown:
         while progress.step < settings.steps:
             rate = learning_rate(settings.optimiser, progress.step, settings.steps)
@@ -78,7 +80,7 @@ def fit(
             if streams.starts_epoch(progress.step):
                 memories = []
             batch = streams.batch(progress.step).to(device)
-            with hardware.autocast(device):
+            with autocast(device, settings.bf16):
                 train_loss, memories = _accumulate(compute, batch, memories, settings)
             norm = nn.utils.clip_grad_norm_(model.parameters(), settings.optimiser.clip)
             if not math.isfinite(train_loss) or not torch.isfinite(norm):
@@ -105,9 +107,9 @@ def fit(
                     progress.best_dev, progress.best_step = found, progress.step
                     checkpoint.save_tensors(directory / BEST, model.state_dict())
             last = progress.step == settings.steps
-            if last or now - saved > CHECKPOINT_SECONDS:
+            if last or now - saved > max(CHECKPOINT_SECONDS, 20 * save_seconds):  # at most a twentieth of the time
                 checkpoint.save(directory, progress, model, optimiser, memories)
-                saved = time.monotonic()
+                saved, save_seconds = time.monotonic(), time.monotonic() - now
     log.close()
     return progress
 

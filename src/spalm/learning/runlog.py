@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from spalm.artifact import write_atomically
 from spalm.errors import InputError
 
 
@@ -14,7 +15,7 @@ class RunLog:
         path = directory / "metrics.jsonl"
         lines = path.read_text().splitlines() if path.exists() else []
         kept = [line for line in lines if _step_of(line) <= step]
-        path.write_text("".join(line + "\n" for line in kept))
+        write_atomically(path, "".join(line + "\n" for line in kept))
         self._file = path.open("a")
         self._board = _board(directory) if tensorboard else None
 

@@ -15,7 +15,7 @@ class Dropout(nn.Module):
     def __init__(self, rate: float):
         super().__init__()
         self.rate = rate
-        self._kept = 256 - round(rate * 256)
+        self._kept = max(1, 256 - round(rate * 256))
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.training or self._kept == 256:

@@ -15,6 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from spalm.corpus import TokenSplit
+from spalm.errors import InputError
 from spalm.lm.interface import LanguageModel
 
 
@@ -115,5 +116,9 @@ def log_probabilities(
         with torch.inference_mode():
             found[positions - start] = model.target_log_probabilities(hidden, targets).cpu().numpy()
         progress(len(positions))
-    assert not np.isnan(found).any(), "a log-probability is missing or not a number"
+    if np.isnan(found).any():
+        raise InputError(
+            "the model's log-probabilities are no longer numbers: it has diverged; train it again with a lower "
+            "training.optimiser.learning_rate"
+        )
     return found

@@ -9,7 +9,7 @@ from spalm import artifact
 from spalm.artifact import Artifact
 from spalm.corpus import Batch, Corpus
 from spalm.learning import BEST, Hardware, TrainingSettings, fit, load_parameters
-from spalm.learning import checkpoint as checkpoints
+from spalm.learning.checkpoint import FOLDER as CHECKPOINTS
 from spalm.lm.reading import Reading, log_probabilities
 from spalm.lm.state import remembered
 from spalm.lm.transformer import NetworkSettings, Transformer
@@ -48,6 +48,7 @@ def train_model(
     """Trains at `directory`, continues there, or finds the model trained before."""
 
     def make(draft: artifact.Draft) -> tuple[dict, list[str]]:
+        draft.scratch(CHECKPOINTS)
         model = Transformer(settings.network, corpus.vocabulary).initialise(settings.training.seed)
         progress = fit(
             model,
@@ -60,7 +61,6 @@ def train_model(
             hardware,
             tensorboard,
         )
-        checkpoints.remove(draft.directory)
         facts = {
             "vocabulary": corpus.vocabulary,
             "parameters": parameter_count(model),

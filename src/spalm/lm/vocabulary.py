@@ -4,6 +4,9 @@ Both forms give a normalised distribution over the whole vocabulary. Losses are 
 logits of a step, not those of a batch, decide the memory that a large vocabulary needs.
 """
 
+from collections.abc import Callable
+from functools import wraps
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
@@ -15,6 +18,17 @@ _CHUNK_FLOATS = 1 << 22
 
 def _options(classes: int) -> nn.LinearCrossEntropyOptions:
     return nn.LinearCrossEntropyOptions(batch_chunk_size=max(64, _CHUNK_FLOATS // classes))
+
+
+def _in_single_precision(method: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Probabilities are never computed in half precision, whatever the network around them uses."""
+
+    @wraps(method)
+    def wrapped(self, hidden: Tensor, *rest: Tensor) -> Tensor:
+        with torch.autocast(hidden.device.type, enabled=False):
+            return method(self, hidden if hidden.dtype == torch.float64 else hidden.float(), *rest)
+
+    return wrapped
 
 
 def _cross_entropy(
@@ -41,17 +55,20 @@ class Vocabulary(nn.Module):
         """The tokens' own vectors, the y_k of the paper."""
         return F.embedding(tokens, self.table)
 
+    @_in_single_precision
     def log_probabilities(self, hidden: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch size"]:
-        return F.log_softmax(F.linear(hidden, self.table).float(), dim=-1)
+        return F.log_softmax(F.linear(hidden, self.table), dim=-1)
 
+    @_in_single_precision
     def loss(self, hidden: Float[Tensor, "n width"], targets: Int[Tensor, "n"]) -> Float[Tensor, ""]:
         """Minus the sum of the targets' log-probabilities."""
-        return _cross_entropy(hidden.float(), self.table, targets, "sum")
+        return _cross_entropy(hidden, self.table, targets, "sum")
 
+    @_in_single_precision
     def target_log_probabilities(
         self, hidden: Float[Tensor, "n width"], targets: Int[Tensor, "n"]
     ) -> Float[Tensor, "n"]:
-        return -_cross_entropy(hidden.float(), self.table, targets, "none")
+        return -_cross_entropy(hidden, self.table, targets, "none")
 
 
 class AdaptiveVocabulary(nn.Module):
@@ -108,11 +125,12 @@ class AdaptiveVocabulary(nn.Module):
             found.append((rows, tokens[rows] - first))
         return found
 
+    @_in_single_precision
     def log_probabilities(self, hidden: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch size"]:
-        head = F.log_softmax(F.linear(self._into(0, hidden), self._head()).float(), dim=-1)
+        head = F.log_softmax(F.linear(self._into(0, hidden), self._head()), dim=-1)
         parts = [head[..., : self.bounds[1]]]
         for cluster in range(1, len(self.tables)):
-            within = F.linear(self._into(cluster, hidden), self.tables[cluster]).float()
+            within = F.linear(self._into(cluster, hidden), self.tables[cluster])
             chosen = head[..., self.bounds[1] + cluster - 1, None]
             parts.append(chosen + F.log_softmax(within, dim=-1))
         return torch.cat(parts, dim=-1)
@@ -124,21 +142,23 @@ class AdaptiveVocabulary(nn.Module):
         for cluster, (rows, _) in enumerate(members[1:]):
             in_head[rows] = self.bounds[1] + cluster
         everything = torch.arange(len(targets), device=targets.device)
-        steps = [(everything, _cross_entropy(hidden.float(), self._head(), in_head, reduction))]
+        steps = [(everything, _cross_entropy(hidden, self._head(), in_head, reduction))]
         for cluster, (rows, local) in enumerate(members):
             if cluster and len(rows):
-                inside = self._into(cluster, hidden[rows].float())
+                inside = self._into(cluster, hidden[rows])
                 steps.append((rows, _cross_entropy(inside, self.tables[cluster], local, reduction)))
         return steps
 
+    @_in_single_precision
     def loss(self, hidden: Float[Tensor, "n width"], targets: Int[Tensor, "n"]) -> Float[Tensor, ""]:
         """Minus the sum of the targets' log-probabilities."""
         return sum(cost for _, cost in self._steps(hidden, targets, "sum"))  # type: ignore[return-value]
 
+    @_in_single_precision
     def target_log_probabilities(
         self, hidden: Float[Tensor, "n width"], targets: Int[Tensor, "n"]
     ) -> Float[Tensor, "n"]:
-        total = hidden.new_zeros(len(targets), dtype=torch.float32)
+        total = hidden.new_zeros(len(targets))
         for rows, cost in self._steps(hidden, targets, "none"):
             total = total.index_add(0, rows, -cost)
         return total

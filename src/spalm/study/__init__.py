@@ -1,7 +1,7 @@
 """Models in, numbers and tables out: per-token log-probabilities, perplexities, results."""
 
 from spalm.study.evaluate import Evaluation, EvaluationSettings, evaluate_model, figures
-from spalm.study.results import print_results, read_results, row, write_results
+from spalm.study.results import print_results, row, write_results
 
 __all__ = [
     "Evaluation",
@@ -9,7 +9,6 @@ __all__ = [
     "evaluate_model",
     "figures",
     "print_results",
-    "read_results",
     "row",
     "write_results",
 ]

@@ -2,7 +2,7 @@
 
 import math
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from pydantic import Field
@@ -12,7 +12,7 @@ from spalm.artifact import Artifact
 from spalm.console import bar
 from spalm.corpus import Corpus, TokenSplit
 from spalm.errors import InputError
-from spalm.learning import Hardware
+from spalm.learning import Hardware, autocast
 from spalm.lm import Reading, TrainedModel, log_probabilities
 from spalm.settings import Settings
 
@@ -28,10 +28,12 @@ Unit = Literal["perplexity/word", "perplexity/token", "bits/character"]
 class EvaluationSettings(Settings):
     unit: Unit
     """What the tables show; results.json has all three."""
-    memory_lengths: list[int] = Field([], min_length=0)
+    memory_lengths: list[Annotated[int, Field(ge=0)]] = []
     """Lengths of the short-term memory at test, each a row; empty for the one used in training."""
     lanes: int = Field(16, gt=0)
     """Places of the text read side by side. It changes the speed, not the figures."""
+    bf16: bool = False
+    """Compute in bfloat16 where that is safe; for GPUs."""
     stride: int | None = Field(None, gt=0)
     """Without memory: new tokens in each window of one segment, the rest is left context; default the whole segment."""
 
@@ -83,24 +85,26 @@ def evaluate_model(
         device = hardware.prepare()
         model = trained.load(device)
         facts = {}
-        for split in (corpus.split(name) for name in HELD_OUT):
-            found = _score(model, split, reading, draft, f"evaluate {name} on {split.split}", hardware, device)
+        for split in map(corpus.split, HELD_OUT):
+            found = _score(model, split, reading, draft, f"evaluate {name} on {split.split}", settings.bf16, device)
             facts[split.split] = figures(found, split)
         return facts, []
 
-    own = {"memory_length": memory_length, **settings.model_dump(include={"lanes", "stride"})}
+    own = {"memory_length": memory_length, **settings.model_dump(include={"lanes", "stride", "bf16"})}
     parents = {"model": trained.digest, "corpus": corpus.digest}
-    artifact.stage(directory, KIND, VERSION, own, parents, make, restart)
+    artifact.stage(directory, KIND, VERSION, own, parents, make, restart, cheap=True)
     return Evaluation(directory)
 
 
 def _score(
-    model, split: TokenSplit, reading: Reading, draft: artifact.Draft, title: str, hardware: Hardware, device
+    model, split: TokenSplit, reading: Reading, draft: artifact.Draft, title: str, bf16: bool, device
 ) -> np.ndarray:
     """Appends log-probabilities block by block; what a killed run had written is kept."""
     name = f"{split.split}.log_probabilities"
     path = draft.directory / name
-    block = reading.stride * max(1, _BLOCK_TOKENS // reading.stride)
+    # Long enough that the lanes' warm-up is a small part of it.
+    block = max(_BLOCK_TOKENS, 4 * reading.lanes * reading.warm_up * reading.segment)
+    block = reading.stride * max(1, block // reading.stride)
     path.touch()
     done = path.stat().st_size // 4 // block * block
     with path.open("r+b") as file, bar(title, len(split), done) as shown:
@@ -108,7 +112,7 @@ def _score(
         file.seek(4 * done)
         for start in range(done, len(split), block):
             stop = min(start + block, len(split))
-            with hardware.autocast(device):
+            with autocast(device, bf16):
                 found = log_probabilities(model, split, reading, start, stop, device, shown.advance)
             file.write(found.astype("<f4").tobytes())
             file.flush()

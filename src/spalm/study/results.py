@@ -1,6 +1,5 @@
 """The rows of a run, as data and as a table."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,7 @@ def row(model: str, trained: TrainedModel, evaluation: Evaluation, unit: Unit) -
         "best_step": trained.facts["best_step"],
         "seed": training.seed,
         "all_units": {split: evaluation.facts[split] for split in ("dev", "test")},
-        "evaluation": evaluation.directory.name,
+        "evaluation": f"evaluation/{evaluation.directory.name}",
     }
 
 
@@ -51,10 +50,6 @@ def print_results(rows: list[dict[str, Any]], title: str, paper: list[dict[str, 
             cells += [str(same[0][split]) if same else "" for split in ("dev", "test")]
         table.add_row(*cells)
     console.print(table)
-
-
-def read_results(directory: Path) -> list[dict[str, Any]]:
-    return json.loads((directory / FILE).read_text())
 
 
 def _digits(unit: str) -> int:
