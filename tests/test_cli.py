@@ -141,7 +141,7 @@ def test_interrupted_from_the_keyboard(recipe, tmp_path):
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
     _, said = process.communicate()
-    assert process.returncode == 1
+    assert process.returncode == 130
     assert said.endswith("spalm: stopped; run the same command again to go on from here\n")
 
 

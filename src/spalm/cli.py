@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-import click
 import typer
 from rich.console import Console
 from rich.markup import escape
@@ -132,17 +131,20 @@ def _recipe(name: str, settings: list[str] | None, bf16: bool = False) -> Recipe
     return read_recipe(name, [*(settings or []), *switches])
 
 
+_STOPPED = 130
+"""The exit code of a command that was stopped from the keyboard."""
+
+
 def main() -> None:
     """The `spalm` command: what a user can mend is told in one line, without a traceback."""
     try:
-        sys.exit(app(standalone_mode=False))
-    except click.ClickException as error:
-        error.show()
-        sys.exit(error.exit_code)
+        app()
+    except SystemExit as end:
+        if end.code == _STOPPED:
+            say("spalm: stopped; run the same command again to go on from here")
+        raise
     except InputError as error:
         _fail(str(error))
-    except (click.Abort, KeyboardInterrupt):
-        _fail("stopped; run the same command again to go on from here")
     except OSError as error:
         _fail(_explain(error))
 
