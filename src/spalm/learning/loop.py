@@ -71,7 +71,7 @@ def fit(
     compute = torch.compile(loss) if hardware.compile else loss
     tokens_per_step = settings.batch_size * settings.segment_length
     saved = logged = time.monotonic()
-    logged_step, save_seconds = progress.step, 0.0
+    logged_step, save_seconds, speed = progress.step, 0.0, 0.0
     with bar(title, settings.steps, progress.step) as shown:
         while progress.step < settings.steps:
             rate = learning_rate(settings.optimiser, progress.step, settings.steps)
@@ -94,22 +94,24 @@ def fit(
             shown.advance()
 
             now = time.monotonic()
-            if progress.step % 10 == 0 or progress.step == settings.steps:
+            last = progress.step == settings.steps
+            if last or progress.step % 10 == 0:
                 speed = tokens_per_step * (progress.step - logged_step) / max(now - logged, 1e-9)
                 logged, logged_step = now, progress.step
                 log.write(progress.step, loss=train_loss, learning_rate=rate, tokens_per_second=round(speed))
-                dev = "" if progress.best_dev is None else f", dev {progress.best_dev:.3f}"
-                shown.say(f"loss {train_loss:.3f}{dev}, {speed:,.0f} tokens/s")
-            if progress.step % settings.evaluate_every == 0 or progress.step == settings.steps:
+            if last or progress.step % settings.evaluate_every == 0:
                 found = dev_loss()
                 log.write(progress.step, dev_loss=found)
                 if progress.best_dev is None or found < progress.best_dev:
                     progress.best_dev, progress.best_step = found, progress.step
                     checkpoint.save_tensors(directory / BEST, model.state_dict())
-            last = progress.step == settings.steps
+            dev = "" if progress.best_dev is None else f", dev {progress.best_dev:.3f}"
+            shown.say(f"loss {train_loss:.3f}{dev}, {speed:,.0f} tokens/s")
             if last or now - saved > max(CHECKPOINT_SECONDS, 20 * save_seconds):  # at most a twentieth of the time
+                began = time.monotonic()
                 checkpoint.save(directory, progress, model, optimiser, memories)
-                saved, save_seconds = time.monotonic(), time.monotonic() - now
+                saved = time.monotonic()
+                save_seconds = saved - began
     log.close()
     return progress
 
