@@ -20,7 +20,12 @@ from spalm.recipe import MODELS, ModelName, Recipe, Run, read_recipe
 from spalm.settings import described
 from spalm.study import print_results
 
-app = typer.Typer(help=__doc__, add_completion=False, no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(
+    help="Language models with a short-term and a long-term memory.",
+    add_completion=False,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
 
 RecipeArgument = Annotated[str, typer.Argument(help="Name of a recipe, or the path of a .yaml file.")]
 ModelArgument = Annotated[ModelName, typer.Argument(help=f"One of {', '.join(MODELS)}.")]
