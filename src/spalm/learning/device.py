@@ -49,7 +49,7 @@ def best_device() -> str:
 def keep_freed_memory() -> None:
     """Tells glibc to keep freed memory for the next tensor instead of giving it back to the system.
 
-    Each large tensor is otherwise mapped, faulted in page by page and unmapped again: a fifth of a small model's step.
+    Each large tensor is otherwise mapped, faulted in page by page and unmapped again, which a small model's step feels.
     """
     if not sys.platform.startswith("linux"):
         return
