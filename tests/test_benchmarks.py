@@ -1,8 +1,8 @@
 """What the benchmarks claim to count."""
 
-import training
 from torch.utils.flop_counter import FlopCounterMode
 
+import training
 from spalm.lm import segment_loss
 
 
