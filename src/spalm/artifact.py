@@ -165,16 +165,16 @@ def stage(
     """
     identity = {"kind": kind, "version": version, "settings": dict(settings), "parents": dict(parents)}
     directory.mkdir(parents=True, exist_ok=True)
-    with _only_writer(directory):
+    with only_writer(directory):
         if (directory / MANIFEST).exists():
             present = Artifact(directory)
             if present.identity == identity:
                 say(f"{directory}: finished before, unchanged")
                 return present
     if (directory / MANIFEST).exists():
-        _set_aside(directory, differences(present.identity, identity))
+        set_aside(directory, differences(present.identity, identity))
         directory.mkdir()
-    with _only_writer(directory):
+    with only_writer(directory):
         _claim(directory, identity, restart, cheap)
         draft = Draft(directory)
         facts, files = make(draft)
@@ -206,7 +206,8 @@ def _remove(path: Path) -> None:
     shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
 
 
-def _set_aside(directory: Path, changed: list[str]) -> None:
+def set_aside(directory: Path, changed: list[str]) -> None:
+    """Keeps what is at `directory` as NAME.previous, saying why."""
     previous = directory.with_name(directory.name + ".previous")
     shutil.rmtree(previous, ignore_errors=True)
     directory.rename(previous)
@@ -215,7 +216,7 @@ def _set_aside(directory: Path, changed: list[str]) -> None:
 
 
 @contextmanager
-def _only_writer(directory: Path) -> Iterator[None]:
+def only_writer(directory: Path) -> Iterator[None]:
     """Holds the directory for this process; a second writer is refused at once, and a crash lets go."""
     handle = os.open(directory, os.O_RDONLY)
     try:

@@ -16,6 +16,8 @@ from spalm.console import say
 from spalm.corpus import OFFICIAL, download
 from spalm.errors import InputError
 from spalm.learning import Hardware
+from spalm.memory import Memory, describe, is_memory
+from spalm.neighbours import parse_size
 from spalm.recipe import MODELS, ModelName, Recipe, Run, read_recipe
 from spalm.settings import described
 from spalm.study import print_results
@@ -28,6 +30,7 @@ app = typer.Typer(
 )
 
 RecipeArgument = Annotated[str, typer.Argument(help="Name of a recipe, or the path of a .yaml file.")]
+MemoryArgument = Annotated[Path, typer.Argument(help="Folder of a memory, such as RUN/memory.")]
 ModelArgument = Annotated[ModelName, typer.Argument(help=f"One of {', '.join(MODELS)}.")]
 Assignments = Annotated[
     list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings laid over the recipe.")
@@ -76,6 +79,60 @@ def train(
     typer.echo(json.dumps(made.facts, indent=2))
 
 
+@app.command(name="remember")
+def remember_(
+    recipe: RecipeArgument,
+    out: Out,
+    settings: Assignments = None,
+    text: Annotated[list[Path] | None, typer.Option(help="Files or folders to remember too; may be repeated.")] = None,
+    device: Device = "auto",
+    threads: Threads = None,
+    restart: Restart = False,
+) -> None:
+    """Put every position of a recipe's training text, and of further texts, into its long-term memory."""
+    run = Run(_recipe(recipe, settings), out, Hardware(device, threads), restart=restart)
+    typer.echo(json.dumps(describe(run.remember(text or [])), indent=2, ensure_ascii=False))
+
+
+@app.command()
+def forget(
+    memory: MemoryArgument, documents: Annotated[list[str], typer.Argument(help="Names of documents to forget.")]
+) -> None:
+    """Forget documents: from now on no search finds anything of them. `compact` removes their bytes."""
+    say(f"{memory}: forgot {Memory(memory).forget(documents):,} document(s)")
+
+
+@app.command()
+def compact(memory: MemoryArgument) -> None:
+    """Rewrite a memory without what was forgotten, and join small shards."""
+    say(f"{memory}: freed {Memory(memory).compact():,} bytes")
+
+
+@app.command()
+def verify(directory: Annotated[Path, typer.Argument(help="A memory, or a finished stage.")]) -> None:
+    """Read every byte and compare it with what was written."""
+    opened = Memory(directory) if is_memory(directory) else Artifact(directory)
+    opened.verify()
+    say(f"{directory}: every byte is as it was written")
+
+
+@app.command()
+def neighbours(
+    recipe: RecipeArgument,
+    out: Out,
+    settings: Assignments = None,
+    recall: Annotated[float | None, typer.Option(help="neighbours.recall: share of true neighbours to find.")] = None,
+    ram: Annotated[str | None, typer.Option(help="Memory to stay within, such as 4G; default half of it all.")] = None,
+    device: Device = "auto",
+    threads: Threads = None,
+    restart: Restart = False,
+) -> None:
+    """Find the nearest entries of every training, dev and test position, once and for all."""
+    wanted = [] if recall is None else [f"neighbours.recall={recall}"]
+    run = Run(_recipe(recipe, [*(settings or []), *wanted]), out, Hardware(device, threads), restart=restart)
+    typer.echo(json.dumps(run.neighbours(None if ram is None else parse_size(ram)).facts, indent=2))
+
+
 @app.command()
 def evaluate(
     recipe: RecipeArgument,
@@ -121,14 +178,24 @@ def settings(about: Annotated[str, typer.Argument(help="Only keys that begin so,
 
 @app.command()
 def show(
-    directory: Annotated[Path, typer.Argument(help="A finished stage.")],
-    verify: Annotated[bool, typer.Option("--verify", help="Read every byte and check it.")] = False,
+    directory: Annotated[Path, typer.Argument(help="A memory, or a finished stage.")],
+    documents: Annotated[bool, typer.Option("--documents", help="Of a memory: list its documents.")] = False,
+    versions: Annotated[bool, typer.Option("--versions", help="Of a memory: list what was done to it.")] = False,
 ) -> None:
     """Print what an artifact says of itself."""
-    opened = Artifact(directory)
-    if verify:
-        opened.verify()
-    typer.echo(json.dumps(opened.manifest, indent=2, ensure_ascii=False))
+    if not is_memory(directory):
+        typer.echo(json.dumps(Artifact(directory).manifest, indent=2, ensure_ascii=False))
+        return
+    memory = Memory(directory)
+    if documents:
+        held = memory.entries().documents_held
+        for name, first, count in zip(held.names, held.first_ids, held.entries):
+            typer.echo(f"{first}\t{count}\t{name}")
+    elif versions:
+        for version in memory.versions():
+            typer.echo(f"{version.version}\t{version.at}\t{version.what}")
+    else:
+        typer.echo(json.dumps(describe(memory), indent=2, ensure_ascii=False))
 
 
 def _recipe(name: str, settings: list[str] | None, bf16: bool = False) -> Recipe:

@@ -12,10 +12,21 @@ import yaml
 from rich.console import Console
 
 from spalm import artifact
-from spalm.corpus import Corpus, CorpusSettings, build_corpus
+from spalm.corpus import Corpus, CorpusSettings, build_corpus, tokenise_files
 from spalm.errors import InputError
 from spalm.learning import Hardware, TrainingSettings
 from spalm.lm import ModelSettings, NetworkSettings, TrainedModel, train_model
+from spalm.memory import (
+    Encoder,
+    Memory,
+    MemorySettings,
+    encoder_of,
+    open_memory,
+    remember,
+    source_of_split,
+    source_of_text,
+)
+from spalm.neighbours import Budget, NeighbourSettings, NeighbourTable, find_neighbours
 from spalm.settings import Settings, override
 from spalm.study import EvaluationSettings, evaluate_model, print_results, row, write_results
 
@@ -41,6 +52,10 @@ class Recipe(Settings):
     """The network that all models of the recipe share."""
     training: TrainingSettings
     """How they are trained: all the same way, but that the vanilla transformer has no memory."""
+    memory: MemorySettings = MemorySettings()
+    """The long-term memory: how the vanilla transformer reads the training text to make keys."""
+    neighbours: NeighbourSettings = NeighbourSettings()
+    """The neighbours of every position."""
     evaluation: EvaluationSettings
     """How they are evaluated."""
     paper: list[PaperRow] = []
@@ -99,6 +114,34 @@ class Run:
         where = self.directory / name
         return train_model(settings, self.corpus, where, name, self.hardware, self.tensorboard, self.restart)
 
+    @cached_property
+    def encoder(self) -> Encoder:
+        """The vanilla transformer, frozen: its hidden states are the keys."""
+        return encoder_of(self.model("transformer"), self.recipe.memory, self.hardware.prepare)
+
+    @cached_property
+    def memory(self) -> Memory:
+        """The long-term memory, with every position of the training text in it."""
+        train = self.corpus.split("train")
+        memory = open_memory(self.directory / "memory", self.encoder, self.recipe.memory, train, self.restart)
+        remember(memory, self.encoder, train, source_of_split(self.corpus, "train"), self.restart)
+        return memory
+
+    def remember(self, paths: list[Path]) -> Memory:
+        """The memory with the documents of more files in it."""
+        if paths:
+            stream = tokenise_files(paths, self.corpus.tokeniser)
+            remember(self.memory, self.encoder, stream, source_of_text(stream), self.restart)
+        return self.memory
+
+    def neighbours(self, ram: int | None = None) -> NeighbourTable:
+        """The neighbours of every training, dev and test position, found within `ram` bytes."""
+        budget = Budget.of(ram, self.hardware.threads)
+        where = self.directory / "neighbours"
+        return find_neighbours(
+            self.memory, self.encoder, self.corpus, self.recipe.neighbours, where, budget, self.restart
+        )
+
     def rows(self, name: ModelName) -> list[dict[str, Any]]:
         """The rows of the results that one model gives: one for each memory length at test."""
         trained = self.model(name)
@@ -115,6 +158,7 @@ class Run:
     def everything(self, console: Console) -> None:
         """All stages, then the table and results.json."""
         rows = [each for name in MODELS for each in self.rows(name)]
+        self.neighbours()
         artifact.write_atomically(
             self.directory / "recipe.yaml", yaml.safe_dump(self.recipe.as_json(), sort_keys=False)
         )

@@ -1,11 +1,11 @@
 """Text in, token arrays out: sources, tokenisers, the arrays on disk, and the streams that training reads."""
 
-from spalm.corpus.build import CorpusSettings, build_corpus
+from spalm.corpus.build import CorpusSettings, build_corpus, tokenise_files
 from spalm.corpus.document import SPLITS, Document, Source, Split
 from spalm.corpus.download import OFFICIAL, download
 from spalm.corpus.segments import Batch, Streams
 from spalm.corpus.tokeniser import Tokeniser, TokeniserSettings
-from spalm.corpus.tokens import Corpus, TokenSplit
+from spalm.corpus.tokens import Corpus, TokenSplit, TokenStream
 
 __all__ = [
     "OFFICIAL",
@@ -18,8 +18,10 @@ __all__ = [
     "Split",
     "Streams",
     "TokenSplit",
+    "TokenStream",
     "Tokeniser",
     "TokeniserSettings",
     "build_corpus",
     "download",
+    "tokenise_files",
 ]

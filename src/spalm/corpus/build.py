@@ -20,7 +20,7 @@ from spalm.corpus.enwik8 import Enwik8
 from spalm.corpus.news import WmtNews
 from spalm.corpus.text import PythonStdlib, TextFiles
 from spalm.corpus.tokeniser import Tokeniser, TokeniserSettings
-from spalm.corpus.tokens import KIND, VERSION, Corpus, token_dtype
+from spalm.corpus.tokens import KIND, VERSION, Corpus, TokenStream, token_dtype
 from spalm.corpus.wikitext import WikiText
 from spalm.errors import InputError
 from spalm.settings import Settings
@@ -72,6 +72,27 @@ def _tokeniser(settings: CorpusSettings, directory: Path) -> Tokeniser:
             tokeniser = tokenisers.learn(settings.tokeniser, lambda: _pieces(settings, "train"))
         artifact.write_atomically(path, json.dumps(tokeniser.to_json(), ensure_ascii=False))
     return tokenisers.from_json(json.loads(path.read_text()))
+
+
+def tokenise_files(paths: list[Path], tokeniser: Tokeniser) -> TokenStream:
+    """The documents of files and folders as one stream, for a memory to remember; its tokens are held in RAM."""
+    source = TextFiles(kind="text", path=[str(path.resolve()) for path in paths])
+    tokens, ends, names = [np.zeros(0, token_dtype(tokeniser.size))], [], []
+    count = 0
+    for batch in _batches(_in_order(source.all_documents())):
+        for piece, ids in zip(batch, tokeniser.encode([piece.text for piece in batch])):
+            piece.refuse_unless_text()
+            tokens.append(_with_end(piece, ids, tokeniser).astype(tokens[0].dtype))
+            count += len(tokens[-1])
+            if piece.ends_document:
+                names.append(piece.document)
+                ends.append(count)
+    return TokenStream(np.concatenate(tokens), np.array(ends, np.int64), lambda: names, tokeniser.start)
+
+
+def _with_end(piece: "_Piece", ids: np.ndarray, tokeniser: Tokeniser) -> np.ndarray:
+    marked = piece.ends_document and tokeniser.end_of_document is not None
+    return np.append(ids, tokeniser.end_of_document) if marked else ids
 
 
 def _pieces(settings: CorpusSettings, split: Split) -> Iterator[bytes]:
@@ -148,8 +169,7 @@ def _tokenise(
         journal.save()
 
     def append(piece: _Piece, ids: np.ndarray) -> None:
-        if piece.ends_document and tokeniser.end_of_document is not None:
-            ids = np.append(ids, tokeniser.end_of_document)
+        ids = _with_end(piece, ids, tokeniser)
         outputs["tokens"].write(ids.astype(dtype).tobytes())
         # Where the tokens are bytes so are the "characters": enwik8's figures are per byte.
         text = piece.text if settings.tokeniser.kind == "bytes" else piece.text.decode()

@@ -1,6 +1,7 @@
 """Token arrays on disk: for each split the tokens, where each document ends, and the documents' names."""
 
 import json
+from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 
@@ -20,28 +21,23 @@ def token_dtype(vocabulary: int) -> np.dtype:
     return np.dtype("u1" if vocabulary <= 1 << 8 else "<u2" if vocabulary <= 1 << 16 else "<u4")
 
 
-class TokenSplit:
-    """One split: `tokens` of all documents in a row; document d is tokens[ends[d-1]:ends[d]].
+class TokenStream:
+    """`tokens` of all documents in a row; document d, called names[d], is tokens[ends[d-1]:ends[d]].
 
-    Position i stands for the prediction of tokens[i] from `start` and tokens[:i], so a split of n tokens has n
-    positions, and every array that belongs to it (log-probabilities, neighbours) has n rows.
+    Position i stands for the prediction of tokens[i] from `start` and tokens[:i], so a stream of n tokens has n
+    positions, and every array that belongs to it (log-probabilities, keys, neighbours) has n rows.
     """
 
-    def __init__(self, corpus: Artifact, split: Split, start: int):
-        self.split, self.start = split, start
-        self.tokens = corpus.array(f"{split}.tokens")
-        self.ends = corpus.array(f"{split}.documents")
-        self._names = corpus.directory / f"{split}.names"
-        counts = corpus.facts["splits"][split]
-        self.words: int = counts["words"]
-        self.characters: int = counts["characters"]
+    def __init__(self, tokens: np.ndarray, ends: np.ndarray, names: Callable[[], list[str]], start: int):
+        self.tokens, self.ends, self.start = tokens, ends, start
+        self._read_names = names
 
     def __len__(self) -> int:
         return len(self.tokens)
 
     @cached_property
     def names(self) -> list[str]:
-        return self._names.read_text(encoding="utf-8").split("\n")[:-1]
+        return self._read_names()
 
     def document_of(self, position: int) -> tuple[str, int]:
         """The name of the document that holds a position, and the position's offset in it, in tokens."""
@@ -55,6 +51,23 @@ class TokenSplit:
     def inputs(self, positions: np.ndarray) -> np.ndarray:
         """x_t: the token before each position, the start symbol before the first."""
         return np.where(positions == 0, self.start, self.tokens[positions - 1]).astype(np.int64)
+
+
+class TokenSplit(TokenStream):
+    """One split of a corpus."""
+
+    def __init__(self, corpus: Artifact, split: Split, start: int):
+        names = corpus.directory / f"{split}.names"
+        super().__init__(
+            corpus.array(f"{split}.tokens"),
+            corpus.array(f"{split}.documents"),
+            lambda: names.read_text(encoding="utf-8").split("\n")[:-1],
+            start,
+        )
+        self.split = split
+        counts = corpus.facts["splits"][split]
+        self.words: int = counts["words"]
+        self.characters: int = counts["characters"]
 
 
 class Corpus(Artifact):

@@ -1,0 +1,209 @@
+"""Other ways to the same neighbours: faiss, ScaNN, and a join of cluster pairs, each swept to its own best.
+
+Every peer is given all keys as float32 in RAM and asked for the neighbours of every key. A set-up (partitions, how they
+are trained) is built once; its search settings are swept from cheap to dear on a sample of queries until the recall is
+reached, and that one is timed. Searches that treat each query alone are timed on part of the queries and scaled up.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+
+import faiss
+import numpy as np
+
+ALONE = 100_000
+"""Queries on which a search that treats each of them alone is timed."""
+
+
+@dataclass(frozen=True)
+class Truth:
+    """Queries with the distance of their K-th neighbour, themselves left out."""
+
+    rows: np.ndarray
+    kth: np.ndarray
+
+    @classmethod
+    def of(cls, keys: np.ndarray, neighbours: int, count: int, seed: int) -> "Truth":
+        rows = np.sort(np.random.default_rng(seed).choice(len(keys), count, replace=False))
+        ids = faiss.knn(keys[rows], keys, neighbours + 1)[1]
+        return cls(rows, np.sort(_distances(keys, rows, without_itself(ids, rows)), axis=1)[:, -1])
+
+    def recall(self, keys: np.ndarray, ids: np.ndarray) -> float:
+        """Share of neighbours that are no further away than the true K-th: which of several equals does not matter."""
+        return float((_distances(keys, self.rows, ids) <= self.kth[:, None] * (1 + 1e-4) + 1e-4).mean())
+
+
+def _distances(keys: np.ndarray, rows: np.ndarray, ids: np.ndarray) -> np.ndarray:
+    gaps = ((keys[ids.clip(0)] - keys[rows][:, None]) ** 2).sum(2)
+    return np.where(ids < 0, np.inf, gaps)
+
+
+def without_itself(ids: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """One column fewer: a query's own row, or the last where its own is not among them."""
+    own = ids == rows[:, None]
+    own[~own.any(1), -1] = True
+    first = np.zeros_like(own)
+    first[np.arange(len(own)), own.argmax(1)] = True
+    return ids[~first].reshape(len(ids), -1)
+
+
+@dataclass(frozen=True)
+class Set_up:
+    """A peer that has been built."""
+
+    name: str
+    build_seconds: float
+    settings: list[int]
+    """From cheap to dear."""
+    search: Callable[[np.ndarray, int], np.ndarray]
+    """(rows to search for, setting) -> ids, the query itself among them."""
+    all_at_once: bool = False
+    """Whether its cost depends on the queries being searched together."""
+
+
+def measure(set_up: Set_up, keys: np.ndarray, truth: Truth, targets: list[float]) -> Iterator[tuple[float, float, str]]:
+    """(recall, seconds for the whole job, settings) for each target that the set-up reaches."""
+    everything = np.arange(len(keys))
+    found: dict[int, tuple[float, float]] = {}
+    for target in targets:
+        for setting in set_up.settings:
+            if set_up.all_at_once:
+                if setting not in found:
+                    seconds, ids = timed(set_up.search, everything, setting)
+                    found[setting] = truth.recall(keys, without_itself(ids[truth.rows], truth.rows)), seconds
+            elif setting not in found:
+                ids = set_up.search(truth.rows, setting)
+                found[setting] = truth.recall(keys, without_itself(ids, truth.rows)), np.nan
+            recall, seconds = found[setting]
+            if recall >= target:
+                if np.isnan(seconds):
+                    part = np.random.default_rng(0).permutation(len(keys))[:ALONE]
+                    seconds = timed(set_up.search, part, setting)[0] * len(keys) / len(part)
+                    found[setting] = recall, seconds
+                yield recall, set_up.build_seconds + seconds, f"{set_up.name}, {setting}"
+                break
+        else:
+            best = max(found, key=lambda setting: found[setting][0])
+            print(f"    {set_up.name}: reaches {found[best][0]:.3f} at {best}, not {target}", flush=True)
+
+
+def timed(function: Callable, *arguments):
+    began = time.perf_counter()
+    result = function(*arguments)
+    return time.perf_counter() - began, result
+
+
+def _index(keys: np.ndarray, factory: str, iterations: int, points: int) -> tuple[float, faiss.Index]:
+    def build() -> faiss.Index:
+        index = faiss.index_factory(keys.shape[1], factory)
+        inner = faiss.extract_index_ivf(index)
+        inner.cp.niter, inner.cp.max_points_per_centroid, inner.cp.min_points_per_centroid = iterations, points, 1
+        index.train(keys)
+        index.add(keys)
+        return index
+
+    return timed(build)
+
+
+def ivf(
+    keys: np.ndarray, neighbours: int, partitions: int, iterations: int, points: int
+) -> Iterator[tuple[str, Set_up]]:
+    """IVF, searched query by query and by big_batch_search."""
+    from faiss.contrib.big_batch_search import big_batch_search
+
+    seconds, index = _index(keys, f"IVF{partitions},Flat", iterations, points)
+    name = f"IVF{partitions} ({iterations} iterations, {points} points a centroid)"
+
+    def search(rows: np.ndarray, probes: int) -> np.ndarray:
+        index.nprobe = probes
+        return index.search(keys[rows], neighbours + 1)[1]
+
+    def batch(rows: np.ndarray, probes: int) -> np.ndarray:
+        index.nprobe = probes
+        return big_batch_search(index, keys[rows], neighbours + 1, method="knn_function", threaded=0, verbose=0)[1]
+
+    yield "faiss IVF", Set_up(name, seconds, [1, 2, 3, 4, 6, 8, 12, 16, 24, 32], search)
+    yield "faiss big_batch_search", Set_up(name, seconds, [2, 4, 8, 16, 32], batch, all_at_once=True)
+
+
+def fast_scan(keys: np.ndarray, neighbours: int, partitions: int) -> Iterator[tuple[str, Set_up]]:
+    """IVF with 4-bit codes, re-ranked with the keys."""
+    codes = keys.shape[1] // 4
+    seconds, index = _index(keys, f"IVF{partitions},PQ{codes}x4fs,RFlat", 10, 64)
+
+    def search(rows: np.ndarray, probes: int) -> np.ndarray:
+        faiss.extract_index_ivf(index).nprobe = probes
+        index.k_factor = 8
+        return index.search(keys[rows], neighbours + 1)[1]
+
+    yield (
+        "faiss IVF fast scan",
+        Set_up(f"IVF{partitions},PQ{codes}x4fs, 8 re-ranked", seconds, [2, 4, 8, 16, 32], search),
+    )
+
+
+def knn_lm(keys: np.ndarray, neighbours: int) -> Iterator[tuple[str, Set_up]]:
+    """The kNN-LM recipe: IVF4096,PQ64 and 32 probes, trained on a million keys as its authors do."""
+    seconds, index = _index(keys, "IVF4096,PQ64", 25, 256)
+
+    def search(rows: np.ndarray, probes: int) -> np.ndarray:
+        index.nprobe = probes
+        return index.search(keys[rows], neighbours + 1)[1]
+
+    yield "kNN-LM recipe", Set_up("IVF4096,PQ64", seconds, [32], search)
+
+
+def cluster_pairs(keys: np.ndarray, neighbours: int, partitions: int) -> Iterator[tuple[str, Set_up]]:
+    """Each partition's keys against those of its nearest partitions, with faiss.knn."""
+
+    def build() -> tuple[list[np.ndarray], np.ndarray]:
+        means = faiss.Kmeans(keys.shape[1], partitions, niter=10, max_points_per_centroid=64, min_points_per_centroid=1)
+        means.train(keys)
+        member = means.index.search(keys, 1)[1][:, 0]
+        order = np.argsort(member, kind="stable")
+        rows = np.split(order, np.searchsorted(member[order], np.arange(1, partitions)))
+        return rows, means.index.search(means.centroids, 64)[1]
+
+    seconds, (rows, near) = timed(build)
+
+    def search(_: np.ndarray, probes: int) -> np.ndarray:
+        found = np.full((len(keys), neighbours + 1), -1, np.int64)
+        for partition, own in enumerate(rows):
+            if len(own):
+                others = np.concatenate([rows[other] for other in near[partition, :probes]])
+                ids = faiss.knn(keys[own], keys[others], min(neighbours + 1, len(others)))[1]
+                found[own, : ids.shape[1]] = others[ids]
+        return found
+
+    yield "cluster pairs", Set_up(f"{partitions} partitions", seconds, [2, 4, 8, 16, 32, 64], search, all_at_once=True)
+
+
+def scann(keys: np.ndarray, neighbours: int, leaves: int) -> Iterator[tuple[str, Set_up]]:
+    with suppress(ImportError):
+        import scann as library
+
+        def build():
+            builder = library.scann_ops_pybind.builder(keys, neighbours + 1, "squared_l2")
+            tree = builder.tree(num_leaves=leaves, num_leaves_to_search=10, training_sample_size=250_000)
+            return tree.score_ah(2, anisotropic_quantization_threshold=float("nan")).reorder(60).build()
+
+        seconds, searcher = timed(build)
+
+        def search(rows: np.ndarray, searched: int) -> np.ndarray:
+            ids = searcher.search_batched_parallel(keys[rows], leaves_to_search=searched)[0]
+            return ids.astype(np.int64)
+
+        yield "ScaNN", Set_up(f"{leaves} leaves, AH, 60 re-ranked", seconds, [4, 8, 16, 32, 64, 128, 256], search)
+
+
+def set_ups(keys: np.ndarray, neighbours: int) -> Iterator[tuple[str, Set_up]]:
+    """One after another, so that only one is in memory."""
+    yield from ivf(keys, neighbours, 1024, 10, 64)
+    yield from ivf(keys, neighbours, 2048, 10, 64)
+    yield from ivf(keys, neighbours, 4096, 4, 40)
+    yield from fast_scan(keys, neighbours, 2048)
+    yield from cluster_pairs(keys, neighbours, 2048)
+    yield from scann(keys, neighbours, 2000)
+    yield from knn_lm(keys, neighbours)

@@ -1,0 +1,164 @@
+"""The entries that a memory holds at one version: rows in the order of their ids, read from the shards."""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from spalm.errors import InputError
+
+NOT_THERE = -1
+
+What = Literal["keys", "tokens"]
+
+
+@dataclass(frozen=True)
+class Documents:
+    """The live documents by rising id of their first entry."""
+
+    numbers: Int[np.ndarray, "documents"]
+    first_ids: Int[np.ndarray, "documents"]
+    entries: Int[np.ndarray, "documents"]
+    names: list[str]
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def index_of(self, ids: Int[np.ndarray, "*n"]) -> Int[np.ndarray, "*n"]:
+        """Which document an entry is of, NOT_THERE for ids of none."""
+        if not len(self):
+            return np.full(np.shape(ids), NOT_THERE)
+        index = np.searchsorted(self.first_ids, ids, side="right") - 1
+        inside = (index >= 0) & (ids < (self.first_ids + self.entries)[index.clip(0)])
+        return np.where(inside, index, NOT_THERE)
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where an entry comes from."""
+
+    document: str
+    offset: int
+    """Position in the document, in tokens."""
+
+
+class Entries:
+    """A view that does not change: what is remembered, forgotten or compacted later is not seen in it."""
+
+    def __init__(self, documents: Documents, runs: Int[np.ndarray, "runs 4"], shards: "Shards"):
+        """`runs`: (first id, entries, shard, row in it), rising, of live entries only."""
+        self.documents_held, self._runs, self._shards = documents, runs, shards
+        self.width = shards.width
+        self._ends = np.cumsum(runs[:, 1])
+        self._starts = self._ends - runs[:, 1]
+
+    def __len__(self) -> int:
+        return int(self._ends[-1]) if len(self._ends) else 0
+
+    def labels(self, start: int, stop: int) -> Int[np.ndarray, "rows"]:
+        """The entries' ids."""
+        return self.ids(np.arange(start, stop))
+
+    def ids(self, rows: Int[np.ndarray, "*n"]) -> Int[np.ndarray, "*n"]:
+        run = np.searchsorted(self._ends, rows, side="right")
+        return self._runs[run, 0] + rows - self._starts[run]
+
+    def rows(self, ids: Int[np.ndarray, "*n"]) -> Int[np.ndarray, "*n"]:
+        """The rows of entries, NOT_THERE for ids that are not alive."""
+        if not len(self):
+            return np.full(np.shape(ids), NOT_THERE)
+        run = np.searchsorted(self._runs[:, 0], ids, side="right") - 1
+        offset = ids - self._runs[run.clip(0), 0]
+        alive = (run >= 0) & (offset < self._runs[run.clip(0), 1])
+        return np.where(alive, self._starts[run.clip(0)] + offset, NOT_THERE)
+
+    def documents(self, start: int, stop: int) -> Int[np.ndarray, "rows"]:
+        """A number for each entry's document."""
+        return self.documents_held.numbers[self.documents_held.index_of(self.labels(start, stop))]
+
+    def keys(self, start: int, stop: int) -> Float[np.ndarray, "rows width"]:
+        return self._read("keys", start, stop)
+
+    def tokens(self, start: int, stop: int) -> Int[np.ndarray, "rows"]:
+        """The entries' values: the tokens that came next."""
+        return self._read("tokens", start, stop)
+
+    def _read(self, what: What, start: int, stop: int) -> np.ndarray:
+        parts = [self._shards.read(what, 0, 0, 0)]
+        run = int(np.searchsorted(self._ends, start, side="right"))
+        while start < stop:
+            _, _, shard, row = self._runs[run]
+            count = int(min(stop, self._ends[run]) - start)
+            parts.append(self._shards.read(what, int(shard), int(row + start - self._starts[run]), count))
+            start, run = start + count, run + 1
+        return parts[1] if len(parts) == 2 else np.concatenate(parts)
+
+    def take(self, rows: Int[np.ndarray, "*n"]) -> Float[np.ndarray, "*n width"]:
+        """Keys of any rows."""
+        return self._take("keys", rows)
+
+    def take_tokens(self, rows: Int[np.ndarray, "*n"]) -> Int[np.ndarray, "*n"]:
+        return self._take("tokens", rows)
+
+    def _take(self, what: What, rows: np.ndarray) -> np.ndarray:
+        run = np.searchsorted(self._ends, rows, side="right")
+        shard, place = self._runs[run, 2], self._runs[run, 3] + rows - self._starts[run]
+        dtype, inner = self._shards.kinds[what]
+        out = np.empty((*np.shape(rows), *inner), dtype)
+        for number in np.unique(shard):
+            here = shard == number
+            out[here] = self._shards.mapped(what, int(number))[place[here]]
+        return out
+
+    def source(self, id: int) -> Source | None:
+        """The document and the place in it that an entry comes from; None if it is not alive."""
+        index = int(self.documents_held.index_of(np.array(id)))
+        if index == NOT_THERE:
+            return None
+        return Source(self.documents_held.names[index], id - int(self.documents_held.first_ids[index]))
+
+    def around(self, id: int, before: int, after: int) -> Int[np.ndarray, "tokens"]:
+        """The tokens of a live entry's document from `before` entries before it to `after` behind it."""
+        index = int(self.documents_held.index_of(np.array(id)))
+        first = int(self.documents_held.first_ids[index])
+        last = first + int(self.documents_held.entries[index])
+        ids = np.arange(max(first, id - before), min(last, id + after + 1))
+        return self.take_tokens(self.rows(ids))
+
+
+class Shards:
+    """The files of a memory's shards."""
+
+    def __init__(self, folder: Path, width: int):
+        self.folder, self.width = folder, width
+        self.kinds: dict[What, tuple[str, tuple[int, ...]]] = {"keys": ("<f2", (width,)), "tokens": ("<i4", ())}
+        self.mapped = lru_cache(maxsize=256)(self._map)
+
+    def path(self, what: What, shard: int) -> Path:
+        return self.folder / f"{shard:08d}.{what}"
+
+    def bytes(self, what: What, entries: int) -> int:
+        dtype, inner = self.kinds[what]
+        return entries * int(np.prod(inner, dtype=np.int64)) * np.dtype(dtype).itemsize
+
+    def read(self, what: What, shard: int, row: int, count: int) -> np.ndarray:
+        """Rows as a copy: reading a whole memory so does not fill this process's memory with mapped files."""
+        dtype, inner = self.kinds[what]
+        if not count:
+            return np.zeros((0, *inner), dtype)
+        numbers = int(np.prod(inner, dtype=np.int64))
+        path = self.path(what, shard)
+        try:
+            found = np.fromfile(path, dtype, count * numbers, offset=self.bytes(what, row))
+        except FileNotFoundError:
+            raise InputError(f"{path} is gone: the memory was compacted while it was read; run again") from None
+        if len(found) < count * numbers:
+            raise InputError(f"{path} is too short; `spalm verify {self.folder.parent}` tells what else is damaged")
+        return found.reshape(count, *inner)
+
+    def _map(self, what: What, shard: int) -> np.ndarray:
+        dtype, inner = self.kinds[what]
+        return np.memmap(self.path(what, shard), dtype, "r").reshape(-1, *inner)

@@ -1,0 +1,152 @@
+"""Text to entries: a stream of tokens is read by the encoder and written shard by shard."""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from spalm.artifact import only_writer, set_aside
+from spalm.console import Bar, bar, say
+from spalm.corpus import Corpus, Split, TokenStream
+from spalm.errors import InputError
+from spalm.memory.encoder import Encoder, MemorySettings
+from spalm.memory.projection import Projection
+from spalm.memory.store import IDENTITY, Memory, note_version
+from spalm.settings import differences
+
+_SAMPLE = 1 << 14
+"""Positions from which a projection is learned."""
+
+
+def source_of_split(corpus: Corpus, split: Split) -> dict[str, Any]:
+    return {"corpus": corpus.digest, "split": split}
+
+
+def source_of_text(stream: TokenStream) -> dict[str, Any]:
+    digest = hashlib.sha256(np.ascontiguousarray(stream.tokens, "<i8").tobytes())
+    digest.update(json.dumps([stream.names, stream.ends.tolist()]).encode())
+    return {"text": digest.hexdigest()}
+
+
+def open_memory(
+    directory: Path, encoder: Encoder, settings: MemorySettings, stream: TokenStream, restart: bool = False
+) -> Memory:
+    """The memory at `directory` for keys of this encoder; an empty one, made now, if there is none.
+
+    One with keys of another kind is refused, or with `restart` set aside. `stream` is what a projection is learned from
+    when one is wanted.
+    """
+    width = min(settings.key_width or encoder.width, encoder.width)
+    identity = {**encoder.identity, "width": width}
+    if (directory / IDENTITY).exists():
+        memory = Memory(directory)
+        changed = differences(memory.identity, identity)
+        if not changed or not restart:
+            memory.refuse_others(identity)
+            return memory
+        set_aside(directory, changed)
+    directory.mkdir(parents=True, exist_ok=True)
+    with only_writer(directory):
+        foreign = [
+            path.name for path in directory.iterdir() if not path.name.startswith(("catalogue", "shards", "proj"))
+        ]
+        if foreign:
+            raise InputError(f"{directory} holds files that are not ours ({foreign[0]}); choose another directory")
+        projection = _learn_projection(encoder, stream, width) if width < encoder.width else None
+        return Memory.create(directory, identity, projection)
+
+
+def _learn_projection(encoder: Encoder, stream: TokenStream, width: int) -> Projection:
+    """From pieces of the stream, evenly spread."""
+    stride = encoder.reading.stride
+    piece = stride * -(-1024 // stride)
+    pieces = max(1, min(_SAMPLE, len(stream)) // piece)
+    starts = {int(start) // stride * stride for start in np.linspace(0, max(0, len(stream) - piece), pieces)}
+    with bar("learn the keys' projection", len(starts)) as shown:
+        sample = []
+        for start in sorted(starts):
+            stop = min(start + piece, len(stream))
+            sample.append(encoder.keys(stream, start, stop, lambda hidden: hidden.float().cpu().numpy(), encoder.width))
+            shown.advance()
+    return Projection.learn(np.concatenate(sample), width)
+
+
+def remember(
+    memory: Memory, encoder: Encoder, stream: TokenStream, source: dict[str, Any], restart: bool = False
+) -> bool:
+    """Adds the documents of `stream` to the memory; False if they are there already.
+
+    A killed run goes on after its last whole shard. The documents become visible together, when all are written.
+    """
+    with only_writer(memory.directory):
+        memory.clear_leftovers()
+        if memory.first_id(source) is not None:
+            say(f"{memory.directory}: remembered before, unchanged")
+            return False
+        batch, first_id = _claim(memory, source, len(stream), restart)
+        stride = encoder.reading.stride
+        size = stride * max(1, memory.entries_per_shard // stride)
+        done = _written(memory, batch)
+        with bar(f"remember {len(stream.names):,} document(s)", len(stream), done) as shown:
+            for start in range(done, len(stream), size):
+                stop = min(start + size, len(stream))
+                _add_shard(memory, encoder, stream, batch, first_id, start, stop, shown)
+        _publish(memory, batch, first_id, stream)
+    return True
+
+
+def _claim(memory: Memory, source: dict[str, Any], entries: int, restart: bool) -> tuple[int, int]:
+    """The batch to be written and the id of its first entry: begun now, or by a run that was killed."""
+    name = json.dumps(source, sort_keys=True)
+    with memory.catalogue.change() as connection:
+        row = connection.execute("SELECT id, first_id, source FROM batches WHERE NOT finished").fetchone()
+        if row is not None and row[2] == name and not restart:
+            return row[0], row[1]
+        if row is not None:
+            if not restart:
+                raise InputError(
+                    f"{memory.directory} is in the middle of remembering other text; finish that first, or give "
+                    "--restart to drop what it has written"
+                )
+            shards = "(SELECT id FROM shards WHERE batch = ?)"
+            connection.execute(f"DELETE FROM extents WHERE shard IN {shards}", [row[0]])
+            connection.execute("DELETE FROM shards WHERE batch = ?", [row[0]])
+            connection.execute("DELETE FROM batches WHERE id = ?", [row[0]])
+        first_id = connection.execute("SELECT coalesce(max(first_id + entries), 0) FROM batches").fetchone()[0]
+        made = connection.execute(
+            "INSERT INTO batches (source, first_id, entries) VALUES (?, ?, ?)", [name, first_id, entries]
+        )
+        return int(made.lastrowid or 0), first_id
+
+
+def _written(memory: Memory, batch: int) -> int:
+    with memory.catalogue.read() as connection:
+        return connection.execute("SELECT coalesce(sum(entries), 0) FROM shards WHERE batch = ?", [batch]).fetchone()[0]
+
+
+def _add_shard(
+    memory: Memory, encoder: Encoder, stream: TokenStream, batch: int, first_id: int, start: int, stop: int, shown: Bar
+) -> None:
+    keys = encoder.keys(stream, start, stop, memory.keys_of, memory.width, shown.advance)
+    tokens = stream.targets(np.arange(start, stop))
+    shard = memory.next_shard()
+    digests = memory.write_shard(shard, keys, tokens)
+    with memory.catalogue.change() as connection:
+        connection.execute("INSERT INTO shards VALUES (?, ?, ?, ?, ?)", [shard, batch, stop - start, *digests])
+        connection.execute("INSERT INTO extents VALUES (?, 0, ?, ?)", [shard, first_id + start, stop - start])
+    shown.say(f"{stop:,} entries of width {memory.width}")
+
+
+def _publish(memory: Memory, batch: int, first_id: int, stream: TokenStream) -> None:
+    begins = np.concatenate([[0], stream.ends[:-1]]) if len(stream.ends) else stream.ends
+    rows = [
+        (batch, name, first_id + int(begin), int(end - begin))
+        for name, begin, end in zip(stream.names, begins, stream.ends)
+    ]
+    with memory.catalogue.change() as connection:
+        note_version(connection, f"remembered {len(rows)} document(s), {len(stream):,} entries")
+        connection.executemany("INSERT INTO documents (batch, name, first_id, entries) VALUES (?, ?, ?, ?)", rows)
+        connection.execute("UPDATE shards SET batch = NULL WHERE batch = ?", [batch])
+        connection.execute("UPDATE batches SET finished = 1 WHERE id = ?", [batch])

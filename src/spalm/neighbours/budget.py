@@ -1,0 +1,119 @@
+"""What a bulk join may use and will cost: memory, disk, time."""
+
+import os
+import re
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from spalm.errors import InputError
+
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+_LEAST_RAM = 512 << 20
+_MOST_QUERIES = 250_000
+"""Queries of a block: more of them share a visit to a partition, fewer are lost by a kill."""
+_GFLOPS = 55.0
+"""Of the core on which the two constants below were measured."""
+_MICROSECONDS, _MICROSECONDS_PER_DIMENSION = 26.0, 0.07
+"""Time of one core for a query and its part of the preparations, at a million keys and a recall of 0.95."""
+_GROWTH = 0.15
+"""How much more than proportionally to the keys the work grows."""
+
+
+def parse_size(text: str) -> int:
+    """Bytes from 4G, 512M, 1.5T."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([KMGT]?)i?B?", text.strip(), re.IGNORECASE)
+    if not found:
+        raise InputError(f"--ram {text}: not a size; give something like 4G or 800M")
+    return int(float(found[1]) * _UNITS[found[2].upper()])
+
+
+def half_of_the_machine() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+
+
+@dataclass(frozen=True)
+class Budget:
+    """RAM for the whole join, shared by its workers."""
+
+    ram: int
+    workers: int
+
+    @classmethod
+    def of(cls, ram: int | None, threads: int | None) -> "Budget":
+        """By default, half of the machine's memory and all of its cores."""
+        return cls(half_of_the_machine() if ram is None else ram, threads or torch.get_num_threads())
+
+    def __post_init__(self) -> None:
+        least = _LEAST_RAM * self.workers
+        if self.ram < least:
+            raise InputError(
+                f"--ram {self.ram >> 20}M is too little for {self.workers} worker(s); give at least {least >> 20}M, "
+                "or fewer --threads"
+            )
+
+    @property
+    def _share(self) -> int:
+        """A worker's part, leaving what the libraries themselves take."""
+        return (self.ram - (384 << 20)) // self.workers - (256 << 20)
+
+    @property
+    def room(self) -> int:
+        """Bytes of mapped keys that a worker keeps at a time."""
+        return max(64 << 20, self._share // 3)
+
+    def queries(self, scan_width: int, kept: int) -> int:
+        """Queries answered at a time: their vectors, best rows, visits and candidates take half a worker's part."""
+        each = 4 * scan_width + 64 * kept + 4096
+        return max(1000, min(_MOST_QUERIES, self._share // 2 // each))
+
+    def rows(self, width: int) -> int:
+        """Rows that are put in order at a time: read as float16, projected in float32, sorted."""
+        return max(4096, min(1 << 18, self.ram // 4 // (8 * width)))
+
+    def points(self, scan_width: int) -> int:
+        """Sampled keys from which partitions are learned."""
+        return max(1 << 16, self.ram // 4 // (4 * scan_width))
+
+
+@dataclass(frozen=True)
+class Estimate:
+    seconds: float
+    disk: int
+
+    @classmethod
+    def of(cls, keys: int, queries: int, width: int, neighbours: int, recall: float, workers: int) -> "Estimate":
+        work = (_MICROSECONDS + _MICROSECONDS_PER_DIMENSION * width) * 1e-6 * (max(keys, 1) / 1e6) ** _GROWTH
+        thorough = (0.05 / max(1 - recall, 1e-3)) ** 0.6
+        seconds = queries * work * thorough * _GFLOPS / gflops_of_a_core() / workers
+        return cls(seconds, (keys + queries) * (4 * width + 40) + queries * neighbours * 12)
+
+    def refuse_unless_it_fits(self, directory: Path) -> None:
+        free = shutil.disk_usage(directory).free
+        if self.disk > free:
+            raise InputError(
+                f"{directory} has {free / 1e9:.1f} GB free, the neighbours need up to {self.disk / 1e9:.1f} GB; "
+                "make room or choose another --out"
+            )
+
+
+def gflops_of_a_core() -> float:
+    """Single-precision products of the size that the join uses, right now."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    queries, keys = torch.randn(512, 128), torch.randn(256, 128)
+    queries @ keys.T
+    began = time.perf_counter()
+    for _ in range(100):
+        queries @ keys.T
+    torch.set_num_threads(threads)
+    return 100 * 2 * 512 * 256 * 128 / (time.perf_counter() - began) / 1e9
+
+
+def in_words(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -1,0 +1,81 @@
+"""Exact search, blockwise: the judge of everything that is faster."""
+
+from collections.abc import Callable
+from typing import Protocol
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+
+from spalm.neighbours.best import NOTHING, Best, Candidates, highest, positive
+from spalm.neighbours.workers import Map, chunks
+
+_QUERIES = 1024
+_KEYS = 8192
+"""Keys that one thread compares with up to _QUERIES queries at a time."""
+_BLOCKS = 16
+"""Blocks of keys that are looked at before the bars are raised: fixed, so that results do not depend on threads."""
+
+Forbidden = Callable[[Int[np.ndarray, "n"], Int[np.ndarray, "n"]], Bool[np.ndarray, "n"]]
+"""(query numbers, rows) -> which of these pairs must not be found; the shapes broadcast."""
+
+
+class Keys(Protocol):
+    def __len__(self) -> int: ...
+
+    def keys(self, start: int, stop: int) -> Float[np.ndarray, "rows width"]: ...
+
+    def take(self, rows: Int[np.ndarray, "*n"]) -> Float[np.ndarray, "*n width"]: ...
+
+
+def nearest(
+    queries: Float[np.ndarray, "n width"],
+    keys: Keys,
+    count: int,
+    in_parallel: Map,
+    forbidden: Forbidden | None = None,
+    progress: Callable[[int], None] = lambda _: None,
+) -> tuple[Int[np.ndarray, "n count"], Float[np.ndarray, "n count"]]:
+    """The rows of the `count` nearest keys of every query and their squared distances, nearest first.
+
+    Where there are fewer, the row is NOTHING and the distance infinite.
+    """
+    rows = np.full((len(queries), count), NOTHING, np.int64)
+    distances = np.full(rows.shape, np.inf, np.float32)
+    for first, last in chunks(0, len(queries), _QUERIES):
+        part = np.ascontiguousarray(queries[first:last], np.float32)
+        mask = None if forbidden is None else lambda query, row, first=first: forbidden(query + first, row)
+        best = _best(part, keys, count, in_parallel, mask, progress)
+        gaps = ((keys.take(best.rows.clip(0)).astype(np.float32) - part[:, None]) ** 2).sum(2)
+        gaps[best.rows == NOTHING] = np.inf
+        order = np.argsort(gaps, axis=1, kind="stable")
+        rows[first:last] = np.take_along_axis(best.rows, order, 1)
+        distances[first:last] = np.take_along_axis(gaps, order, 1)
+    return rows, distances
+
+
+def _best(queries, keys: Keys, count: int, in_parallel: Map, forbidden: Forbidden | None, progress) -> Best:
+    best = Best(len(queries), count)
+    centre = torch.from_numpy(queries).mean(0)
+    asking = torch.from_numpy(queries) - centre
+
+    def look(block: tuple[int, int]) -> Candidates:
+        theirs = torch.from_numpy(np.asarray(keys.keys(*block))).float() - centre
+        scores = torch.addmm(theirs.square().sum(1) / -2, asking, theirs.T)
+        bars = torch.from_numpy(best.bar)
+        if torch.isinf(bars).any():
+            if forbidden is not None:
+                everyone, everything = np.arange(len(queries))[:, None], np.arange(*block)[None]
+                scores[torch.from_numpy(forbidden(everyone, everything))] = -torch.inf
+            query, row, score = highest(scores, count)
+        else:
+            query, row, score = positive(scores.sub_(bars[:, None]))
+            score = score + best.bar[query]
+        found = Candidates(query, row + block[0], score)
+        return found if forbidden is None else found.where(~forbidden(found.query, found.row))
+
+    blocks = chunks(0, len(keys), _KEYS)
+    for first, last in chunks(0, len(blocks), _BLOCKS):
+        best.offer(Candidates.joined(in_parallel(look, blocks[first:last])))
+        progress((blocks[last - 1][1] - blocks[first][0]) * len(queries))
+    return best

@@ -1,0 +1,28 @@
+"""What a query must not find: itself, and if asked for its surroundings or its document."""
+
+import numpy as np
+from jaxtyping import Bool, Int
+from pydantic import Field
+
+from spalm.settings import Settings
+
+STRANGER = np.iinfo(np.int64).min // 2
+"""In place of the id of a query that is not in the memory: far from every id."""
+
+
+class Exclusion(Settings):
+    window: int = Field(0, ge=0)
+    """Entries this near a training position, before and after it, are never its neighbours; 0: only itself."""
+    document: bool = False
+    """A training position's neighbours come from other documents only."""
+
+    def forbids(
+        self,
+        own: Int[np.ndarray, "*n"],
+        own_documents: Int[np.ndarray, "*n"],
+        ids: Int[np.ndarray, "*n"],
+        documents: Int[np.ndarray, "*n"],
+    ) -> Bool[np.ndarray, "*n"]:
+        """Elementwise, shapes broadcast: whether the query with the id `own` must not find the entry `ids`."""
+        forbidden = np.abs(ids - own) <= self.window
+        return forbidden | (documents == own_documents) if self.document else forbidden
