@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import faiss
 import numpy as np
 
-ALONE = 100_000
+ALONE = 50_000
 """Queries on which a search that treats each of them alone is timed."""
 
 
@@ -50,7 +50,7 @@ def without_itself(ids: np.ndarray, rows: np.ndarray) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class Set_up:
+class SetUp:
     """A peer that has been built."""
 
     name: str
@@ -63,7 +63,7 @@ class Set_up:
     """Whether its cost depends on the queries being searched together."""
 
 
-def measure(set_up: Set_up, keys: np.ndarray, truth: Truth, targets: list[float]) -> Iterator[tuple[float, float, str]]:
+def measure(set_up: SetUp, keys: np.ndarray, truth: Truth, targets: list[float]) -> Iterator[tuple[float, float, str]]:
     """(recall, seconds for the whole job, settings) for each target that the set-up reaches."""
     everything = np.arange(len(keys))
     found: dict[int, tuple[float, float]] = {}
@@ -79,14 +79,21 @@ def measure(set_up: Set_up, keys: np.ndarray, truth: Truth, targets: list[float]
             recall, seconds = found[setting]
             if recall >= target:
                 if np.isnan(seconds):
-                    part = np.random.default_rng(0).permutation(len(keys))[:ALONE]
-                    seconds = timed(set_up.search, part, setting)[0] * len(keys) / len(part)
-                    found[setting] = recall, seconds
+                    seconds = _scaled(set_up, setting, len(keys))
                 yield recall, set_up.build_seconds + seconds, f"{set_up.name}, {setting}"
                 break
         else:
-            best = max(found, key=lambda setting: found[setting][0])
-            print(f"    {set_up.name}: reaches {found[best][0]:.3f} at {best}, not {target}", flush=True)
+            if target == min(targets):  # what it does reach, for the table
+                recall, seconds = found[setting]
+                if np.isnan(seconds):
+                    seconds = _scaled(set_up, setting, len(keys))
+                yield recall, set_up.build_seconds + seconds, f"{set_up.name}, {setting}"
+            return
+
+
+def _scaled(set_up: SetUp, setting: int, count: int) -> float:
+    part = np.random.default_rng(0).permutation(count)[:ALONE]
+    return timed(set_up.search, part, setting)[0] * count / len(part)
 
 
 def timed(function: Callable, *arguments):
@@ -109,7 +116,7 @@ def _index(keys: np.ndarray, factory: str, iterations: int, points: int) -> tupl
 
 def ivf(
     keys: np.ndarray, neighbours: int, partitions: int, iterations: int, points: int
-) -> Iterator[tuple[str, Set_up]]:
+) -> Iterator[tuple[str, SetUp]]:
     """IVF, searched query by query and by big_batch_search."""
     from faiss.contrib.big_batch_search import big_batch_search
 
@@ -124,11 +131,11 @@ def ivf(
         index.nprobe = probes
         return big_batch_search(index, keys[rows], neighbours + 1, method="knn_function", threaded=0, verbose=0)[1]
 
-    yield "faiss IVF", Set_up(name, seconds, [1, 2, 3, 4, 6, 8, 12, 16, 24, 32], search)
-    yield "faiss big_batch_search", Set_up(name, seconds, [2, 4, 8, 16, 32], batch, all_at_once=True)
+    yield "faiss IVF", SetUp(name, seconds, [1, 2, 3, 4, 6, 8, 12, 16, 24, 32], search)
+    yield "faiss big_batch_search", SetUp(name, seconds, [2, 3, 4, 6, 8, 12, 16], batch, all_at_once=True)
 
 
-def fast_scan(keys: np.ndarray, neighbours: int, partitions: int) -> Iterator[tuple[str, Set_up]]:
+def fast_scan(keys: np.ndarray, neighbours: int, partitions: int) -> Iterator[tuple[str, SetUp]]:
     """IVF with 4-bit codes, re-ranked with the keys."""
     codes = keys.shape[1] // 4
     seconds, index = _index(keys, f"IVF{partitions},PQ{codes}x4fs,RFlat", 10, 64)
@@ -140,22 +147,22 @@ def fast_scan(keys: np.ndarray, neighbours: int, partitions: int) -> Iterator[tu
 
     yield (
         "faiss IVF fast scan",
-        Set_up(f"IVF{partitions},PQ{codes}x4fs, 8 re-ranked", seconds, [2, 4, 8, 16, 32], search),
+        SetUp(f"IVF{partitions},PQ{codes}x4fs, 8 re-ranked", seconds, [2, 4, 8, 16, 32], search),
     )
 
 
-def knn_lm(keys: np.ndarray, neighbours: int) -> Iterator[tuple[str, Set_up]]:
-    """The kNN-LM recipe: IVF4096,PQ64 and 32 probes, trained on a million keys as its authors do."""
-    seconds, index = _index(keys, "IVF4096,PQ64", 25, 256)
+def knn_lm(keys: np.ndarray, neighbours: int) -> Iterator[tuple[str, SetUp]]:
+    """The kNN-LM recipe: IVF4096,PQ64 and 32 probes; trained quickly, which spares it time."""
+    seconds, index = _index(keys, "IVF4096,PQ64", 4, 64)
 
     def search(rows: np.ndarray, probes: int) -> np.ndarray:
         index.nprobe = probes
         return index.search(keys[rows], neighbours + 1)[1]
 
-    yield "kNN-LM recipe", Set_up("IVF4096,PQ64", seconds, [32], search)
+    yield "kNN-LM recipe", SetUp("IVF4096,PQ64", seconds, [32], search)
 
 
-def cluster_pairs(keys: np.ndarray, neighbours: int, partitions: int) -> Iterator[tuple[str, Set_up]]:
+def cluster_pairs(keys: np.ndarray, neighbours: int, partitions: int) -> Iterator[tuple[str, SetUp]]:
     """Each partition's keys against those of its nearest partitions, with faiss.knn."""
 
     def build() -> tuple[list[np.ndarray], np.ndarray]:
@@ -177,10 +184,10 @@ def cluster_pairs(keys: np.ndarray, neighbours: int, partitions: int) -> Iterato
                 found[own, : ids.shape[1]] = others[ids]
         return found
 
-    yield "cluster pairs", Set_up(f"{partitions} partitions", seconds, [2, 4, 8, 16, 32, 64], search, all_at_once=True)
+    yield "cluster pairs", SetUp(f"{partitions} partitions", seconds, [4, 8, 16, 32], search, all_at_once=True)
 
 
-def scann(keys: np.ndarray, neighbours: int, leaves: int) -> Iterator[tuple[str, Set_up]]:
+def scann(keys: np.ndarray, neighbours: int, leaves: int) -> Iterator[tuple[str, SetUp]]:
     with suppress(ImportError):
         import scann as library
 
@@ -195,10 +202,10 @@ def scann(keys: np.ndarray, neighbours: int, leaves: int) -> Iterator[tuple[str,
             ids = searcher.search_batched_parallel(keys[rows], leaves_to_search=searched)[0]
             return ids.astype(np.int64)
 
-        yield "ScaNN", Set_up(f"{leaves} leaves, AH, 60 re-ranked", seconds, [4, 8, 16, 32, 64, 128, 256], search)
+        yield "ScaNN", SetUp(f"{leaves} leaves, AH, 60 re-ranked", seconds, [4, 8, 16, 32, 64, 128, 256], search)
 
 
-def set_ups(keys: np.ndarray, neighbours: int) -> Iterator[tuple[str, Set_up]]:
+def set_ups(keys: np.ndarray, neighbours: int) -> Iterator[tuple[str, SetUp]]:
     """One after another, so that only one is in memory."""
     yield from ivf(keys, neighbours, 1024, 10, 64)
     yield from ivf(keys, neighbours, 2048, 10, 64)

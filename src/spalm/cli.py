@@ -3,6 +3,7 @@
 import errno
 import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -17,7 +18,7 @@ from spalm.corpus import OFFICIAL, download
 from spalm.errors import InputError
 from spalm.learning import Hardware
 from spalm.memory import Memory, describe, is_memory
-from spalm.neighbours import parse_size
+from spalm.neighbours import Kind, make_searcher, parse_size, workers
 from spalm.recipe import MODELS, ModelName, Recipe, Run, read_recipe
 from spalm.settings import described
 from spalm.study import print_results
@@ -131,6 +132,21 @@ def neighbours(
     wanted = [] if recall is None else [f"neighbours.recall={recall}"]
     run = Run(_recipe(recipe, [*(settings or []), *wanted]), out, Hardware(device, threads), restart=restart)
     typer.echo(json.dumps(run.neighbours(None if ram is None else parse_size(ram)).facts, indent=2))
+
+
+@app.command()
+def index(
+    memory: MemoryArgument,
+    out: Annotated[Path, typer.Option(help="Folder for the index.")],
+    kind: Annotated[Kind, typer.Option(help="exact, faiss or scann (an extra).")] = "faiss",
+    recall: Annotated[float, typer.Option(help="Share of true neighbours to find.")] = 0.95,
+    count: Annotated[int, typer.Option(help="Neighbours by which the recall is measured.")] = 4,
+    seed: Annotated[int, typer.Option(help="Of the samples.")] = 1,
+) -> None:
+    """Build an index of a memory for generation and serving, and measure its recall against exact search."""
+    with workers() as in_parallel:
+        _, described = make_searcher(Memory(memory), kind, out, recall, count, seed, in_parallel)
+    typer.echo(json.dumps(asdict(described), indent=2))
 
 
 @app.command()

@@ -75,6 +75,20 @@ class Entries:
         alive = (run >= 0) & (offset < self._runs[run.clip(0), 1])
         return np.where(alive, self._starts[run.clip(0)] + offset, NOT_THERE)
 
+    def first_row(self, id: int) -> int:
+        """The row of the first entry with this id or a higher one."""
+        run = int(np.searchsorted(self._runs[:, 0] + self._runs[:, 1], id, side="right"))
+        if run == len(self._runs):
+            return len(self)
+        return int(self._starts[run]) + max(0, id - int(self._runs[run, 0]))
+
+    def gaps(self, upto: int) -> Int[np.ndarray, "ids"]:
+        """The ids below `upto` that are not alive."""
+        ends = np.concatenate([[0], self._runs[:, 0] + self._runs[:, 1]])
+        begins = np.concatenate([self._runs[:, 0], [upto]])
+        ranges = [np.arange(end, min(begin, upto)) for end, begin in zip(ends, begins) if begin > end]
+        return np.concatenate([np.zeros(0, np.int64), *ranges])
+
     def documents(self, start: int, stop: int) -> Int[np.ndarray, "rows"]:
         """A number for each entry's document."""
         return self.documents_held.numbers[self.documents_held.index_of(self.labels(start, stop))]

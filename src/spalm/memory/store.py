@@ -99,7 +99,9 @@ class Memory:
         """Hidden states of the encoder as they are stored and searched for."""
         vectors = hidden.float() if self.projection is None else self.projection(hidden)
         if not torch.isfinite(keys := vectors.half()).all():
-            raise InputError(f"a key for {self.directory} does not fit float16; take a model that normalises its output")
+            raise InputError(
+                f"a key for {self.directory} does not fit float16; take a model that normalises its output"
+            )
         return keys.cpu().numpy()
 
     def refuse_others(self, identity: dict[str, Any]) -> None:
@@ -107,8 +109,8 @@ class Memory:
         changed = differences(self.identity, identity)
         if changed:
             raise InputError(
-                f"{self.directory} holds keys of another kind ({changed[0]}); give the encoder and settings it was made "
-                "with, another directory, or --restart to set this memory aside"
+                f"{self.directory} holds keys of another kind ({changed[0]}); give the encoder and settings it was "
+                "made with, another directory, or --restart to set this memory aside"
             )
 
     # What is there

@@ -5,6 +5,8 @@ from spalm.neighbours.budget import Budget, half_of_the_machine, parse_size
 from spalm.neighbours.bulk import NeighbourSettings, find_neighbours
 from spalm.neighbours.exact import nearest
 from spalm.neighbours.exclusion import Exclusion
+from spalm.neighbours.index import Index, Kind
+from spalm.neighbours.search import Searcher, make_searcher, open_searcher
 from spalm.neighbours.table import NeighbourTable
 from spalm.neighbours.workers import workers
 
@@ -12,9 +14,14 @@ __all__ = [
     "NOTHING",
     "Budget",
     "Exclusion",
+    "Index",
+    "Kind",
     "NeighbourSettings",
     "NeighbourTable",
+    "Searcher",
     "find_neighbours",
+    "make_searcher",
+    "open_searcher",
     "half_of_the_machine",
     "nearest",
     "parse_size",

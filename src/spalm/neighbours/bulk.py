@@ -11,9 +11,9 @@ import multiprocessing
 import os
 import sys
 from collections.abc import Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -23,16 +23,16 @@ import torch
 from pydantic import Field
 
 from spalm import artifact
-from spalm.artifact import write_json
+from spalm.artifact import TEMPORARY, write_json
 from spalm.console import bar, say
-from spalm.corpus import SPLITS, Corpus, Split, TokenSplit
+from spalm.corpus import SPLITS, Corpus, TokenSplit
 from spalm.errors import InputError
-from spalm.memory import Encoder, Memory, source_of_split
+from spalm.memory import Encoder, Entries, Memory, source_of_split
 from spalm.neighbours.best import NOTHING
 from spalm.neighbours.budget import Budget, Estimate, in_words
 from spalm.neighbours.exclusion import Exclusion
 from spalm.neighbours.join import Found, Join, Plan, Queries
-from spalm.neighbours.ordered import Ordered, boot, mapped, put_in_order
+from spalm.neighbours.ordered import Ordered, Vectors, boot, mapped, put_in_order
 from spalm.neighbours.partitions import POINTS, Partitions, learn_partitions, learn_space
 from spalm.neighbours.table import KIND, VERSION, NeighbourTable, id_dtype
 from spalm.neighbours.tuning import Judge, tune
@@ -55,7 +55,7 @@ class NeighbourSettings(Exclusion):
 
 def partition_size(keys: int, neighbours: int) -> int:
     """Keys of a partition: more of them in a larger memory, so that partitions do not become too many."""
-    return max(2 * neighbours, round(192 * max(1.0, keys / 1e6) ** 0.25))
+    return max(2 * neighbours, round(384 * max(1.0, keys / 1e6) ** 0.25))
 
 
 def find_neighbours(
@@ -73,52 +73,80 @@ def find_neighbours(
     parents = {"memory": memory.digest, "corpus": corpus.digest}
 
     def make(draft: artifact.Draft) -> tuple[dict[str, Any], list[str]]:
-        return _Bulk(memory, encoder, corpus, settings, draft, budget).run(), []
+        splits = [corpus.split(split) for split in SPLITS]
+        entries = memory.entries()
+        if not len(entries):
+            raise InputError(f"{memory.directory} remembers nothing; add documents with `spalm remember`")
+        bulk = Bulk(entries, settings, draft.directory, draft.scratch("work"), budget)
+        bulk.announce(sum(map(len, splits)))
+        bulk.prepare()
+        facts = {}
+        for text in splits:
+            first_id = memory.first_id(source_of_split(corpus, text.split))
+            if first_id is None:
+                queries = _Encoded(encoder, memory, text, bulk.work / f"{text.split}.queries")
+                answered = bulk.answer(text.split, len(text), queries=queries)
+            else:
+                answered = bulk.answer(text.split, len(text), first_id=first_id)
+            for name, table in (("ids", answered.ids), ("distances", answered.distances)):
+                draft.declare(f"{text.split}.{name}", table.dtype, table.shape)
+            match = _first_matches(entries, text, answered.ids)
+            say(f"neighbours of {text.split}: recall {answered.recall:.3f}; the first has the right token {match:.1%}")
+            facts[text.split] = {
+                "recall": answered.recall,
+                "first_match": match,
+                "judged": answered.judged,
+                "plan": asdict(answered.plan),
+            }
+        return {"encoder": memory.identity, "entries": len(entries), **bulk.facts, "splits": facts}, []
 
     artifact.stage(directory, KIND, VERSION, settings.as_json(), parents, make, restart)
     return NeighbourTable(directory, memory)
 
 
-class _Bulk:
-    def __init__(
-        self, memory: Memory, encoder: Encoder, corpus: Corpus, settings, draft: artifact.Draft, budget: Budget
-    ):
-        self.memory, self.encoder, self.corpus, self.settings = memory, encoder, corpus, settings
-        self.draft, self.budget = draft, budget
-        self.work = draft.scratch("work")
-        self.work.mkdir(exist_ok=True)
-        self.entries = memory.entries()
-        if not len(self.entries):
-            raise InputError(f"{memory.directory} remembers nothing; add documents with `spalm remember`")
+@dataclass(frozen=True)
+class Answered:
+    """The table of some queries, and how it was found."""
 
-    def run(self) -> dict[str, Any]:
-        self._announce()
-        with workers(self.budget.workers) as in_parallel:
-            partitions = self._partitions(in_parallel)
-            with bar("put the keys in order", 2 * len(self.entries)) as shown:
-                rows = self.budget.rows(self.entries.width)
-                put_in_order(self.entries, partitions, self.work / "keys", rows, in_parallel, shown.advance)
-        facts = {split: self._split(split, partitions) for split in SPLITS}
-        return {
-            "encoder": self.memory.identity,
-            "entries": len(self.entries),
-            "partitions": len(partitions),
-            "scan_width": partitions.space.width,
-            "splits": facts,
-        }
+    ids: np.ndarray
+    distances: np.ndarray
+    plan: Plan
+    recall: float
+    judged: int
 
-    def _announce(self) -> None:
-        queries = sum(len(self.corpus.split(split)) for split in SPLITS)
-        settings, budget = self.settings, self.budget
-        estimate = Estimate.of(
-            len(self.entries), queries, self.entries.width, settings.count, settings.recall, budget.workers
-        )
+
+class Bulk:
+    """A join in files: tables come to be in `folder`, everything else in `work`."""
+
+    def __init__(self, entries: Vectors, settings: NeighbourSettings, folder: Path, work: Path, budget: Budget):
+        self.entries, self.settings, self.folder, self.work, self.budget = entries, settings, folder, work, budget
+        work.mkdir(parents=True, exist_ok=True)
+
+    def announce(self, queries: int) -> None:
+        """Says what it is going to cost, and refuses what does not fit."""
+        settings, budget, width = self.settings, self.budget, self.entries.width
+        estimate = Estimate.of(len(self.entries), queries, width, settings.count, settings.recall, budget.workers)
         say(
-            f"neighbours: {queries:,} positions among {len(self.entries):,} keys of width {self.entries.width}; "
+            f"neighbours: {queries:,} positions among {len(self.entries):,} keys of width {width}; "
             f"about {in_words(estimate.seconds)} on {budget.workers} core(s), "
             f"up to {estimate.disk / 1e9:.1f} GB of disk, {budget.ram / 1e9:.1f} GB of RAM"
         )
         estimate.refuse_unless_it_fits(self.work)
+
+    def prepare(self) -> None:
+        """Learns the partitions and puts the keys in their order."""
+        with workers(self.budget.workers) as in_parallel:
+            self.partitions = self._partitions(in_parallel)
+            self._put_in_order(self.entries, "keys", in_parallel)
+
+    @property
+    def facts(self) -> dict[str, int]:
+        return {"partitions": len(self.partitions), "scan_width": self.partitions.space.width}
+
+    def _put_in_order(self, vectors: Vectors, name: str, in_parallel: Map) -> None:
+        rows = self.budget.rows(vectors.width)
+        with bar(f"put {name} in order", 2 * len(vectors)) as shown:
+            put_in_order(vectors, self.partitions, self.work / name, rows, in_parallel, shown.advance)
 
     def _partitions(self, in_parallel: Map) -> Partitions:
         path = self.work / "partitions.safetensors"
@@ -140,90 +168,76 @@ class _Bulk:
         sample = np.concatenate([*parts, rest])
         return sample[random.permutation(len(sample))]
 
-    def _split(self, split: Split, partitions: Partitions) -> dict[str, Any]:
-        """The table of one split, and what is to be said about it."""
-        text = self.corpus.split(split)
-        job = self._job(text, partitions)
-        with workers(self.budget.workers) as in_parallel:
-            plan, blocks, judge = self._plan(job, text, in_parallel)
-        job = _Job(**{**vars(job), "plan": plan})
-        for name, dtype in (("ids", job.id_dtype), ("distances", "<f4")):
-            self.draft.declare(f"{split}.{name}", dtype, (len(text), self.settings.count))
-            _filled(self.draft.directory / f"{split}.{name}", dtype, (len(text), self.settings.count))
-        self._answer(job, blocks)
-        for name in ("ids", "distances"):
-            _sync(self.draft.directory / f"{split}.{name}")
-        ids, distances = job.table()
-        positions = job.open().queries.positions(judge.rows)
-        recall = judge.recall(Found(ids[positions], distances[positions]))
-        matches = self._first_matches(text, ids)
-        say(f"neighbours of {split}: recall {recall:.3f}, the first has the right token {matches:.1%} of the time")
-        return {"recall": recall, "first_match": matches, "plan": asdict(plan), "judged": len(judge.rows)}
-
-    def _job(self, text: TokenSplit, partitions: Partitions) -> "_Job":
-        first_id = self.memory.first_id(source_of_split(self.corpus, text.split))
-        if first_id is None:
-            source = _Encoded(self.encoder, self.memory, text, self.work / f"{text.split}.queries")
-            with bar(f"put {text.split} in order", 2 * len(text)) as shown, workers(self.budget.workers) as in_parallel:
-                rows = self.budget.rows(self.entries.width)
-                put_in_order(source, partitions, self.work / text.split, rows, in_parallel, shown.advance)
-        return _Job(
+    def answer(
+        self, name: str, positions: int, first_id: int | None = None, queries: Vectors | None = None
+    ) -> Answered:
+        """The neighbours of `positions` queries: vectors of their own, or entries from `first_id` on."""
+        last_id = int(self.entries.labels(len(self.entries) - 1, len(self.entries))[0])
+        job = _Job(
             work=self.work,
-            table_folder=self.draft.directory,
-            split=text.split,
-            positions=len(text),
+            folder=self.folder,
+            name=name,
+            positions=positions,
             width=self.entries.width,
             first_id=first_id,
             plan=Plan(self.settings.count, self.settings.count, 1, 0.0),
             exclusion=Exclusion(window=self.settings.window, document=self.settings.document),
-            id_dtype=id_dtype(int(self.entries.ids(np.array(len(self.entries) - 1)))),
+            id_dtype=id_dtype(last_id),
             room=self.budget.room,
         )
+        with workers(self.budget.workers) as in_parallel:
+            if queries is not None:
+                self._put_in_order(queries, name, in_parallel)
+            plan, blocks, judge = self._plan(job, in_parallel)
+        job = replace(job, plan=plan)
+        job.make_table()
+        self._work_through(job, blocks)
+        ids, distances = job.table()
+        judged = job.open().queries.positions(judge.rows)
+        return Answered(ids, distances, plan, judge.recall(Found(ids[judged], distances[judged])), len(judged))
 
-    def _plan(self, job: "_Job", text: TokenSplit, in_parallel: Map):
+    def _plan(self, job: "_Job", in_parallel: Map) -> tuple[Plan, list[list[int]], Judge]:
         """How far to look, and in which blocks: decided once, so that a run that goes on is the same run."""
-        join = job.open()
-        path = self.work / f"{job.split}.plan.json"
-        judge = Judge.of(join.keys, join.queries, self.settings.count, job.exclusion, self.settings.seed, in_parallel)
+        join, settings = job.open(), self.settings
+        judge = Judge.of(join.keys, join.queries, settings.count, job.exclusion, settings.seed, in_parallel)
+        path = self.work / f"{job.name}.plan.json"
         if not path.exists():
-            plan, recall = tune(
-                join.keys, join.queries, self.settings.count, job.exclusion, judge, self.settings.recall
-            )
-            if recall < self.settings.recall:
-                say(f"{job.split}: a recall of {self.settings.recall} is out of reach, {recall:.3f} is what can be had")
-            size = self.budget.queries(join.keys.partitions.space.width, plan.kept)
-            starts = join.queries.ordered.starts
-            size = min(size, max(1000, math.ceil(len(text) / (2 * self.budget.workers))))
-            write_json(path, {"plan": asdict(plan), "blocks": _blocks(starts, size)})
+            plan, recall = tune(join.keys, join.queries, settings.count, job.exclusion, judge, settings.recall)
+            if recall < settings.recall:
+                say(f"{job.name}: a recall of {settings.recall} is out of reach, {recall:.3f} is what can be had")
+            room = self.budget.queries(self.partitions.space.width, plan.kept)
+            fair = max(1000, math.ceil(job.positions / (2 * self.budget.workers)))
+            write_json(path, {"plan": asdict(plan), "blocks": _blocks(join.queries.ordered.starts, min(room, fair))})
         stored = json.loads(path.read_text())
         return Plan(**stored["plan"]), stored["blocks"], judge
 
-    def _answer(self, job: "_Job", blocks: list[list[int]]) -> None:
+    def _work_through(self, job: "_Job", blocks: list[list[int]]) -> None:
         """Has the workers answer the blocks that are not answered yet."""
-        path = self.work / f"{job.split}.done.json"
+        path = self.work / f"{job.name}.done.json"
         stored = json.loads(path.read_text()) if path.exists() else {}
         done: list[int] = stored["done"] if stored.get("boot") == boot() else []
         starts = job.open().queries.ordered.starts
         sizes = [int(starts[last] - starts[first]) for first, last in blocks]
-        left = [number for number in range(len(blocks)) if number not in done]
-        title = f"neighbours of {job.split}"
-        with bar(title, sum(sizes), sum(sizes[number] for number in done)) as shown:
+        left = {number: block for number, block in enumerate(blocks) if number not in done}
+        with bar(f"neighbours of {job.name}", sum(sizes), sum(sizes[number] for number in done)) as shown:
             shown.say(f"{job.plan.neighbours} each, reach {job.plan.reach:.2f}")
-            for number in _by_workers(job, [blocks[number] for number in left], left, self.budget.workers):
+            for number in _by_workers(job, left, self.budget.workers):
                 done.append(number)
                 write_json(path, {"done": sorted(done), "boot": boot()})
                 shown.advance(sizes[number])
+        job.sync()
 
-    def _first_matches(self, text: TokenSplit, ids: np.ndarray) -> float:
-        """How often the first neighbour's token is the one that comes next."""
-        right = counted = 0
-        for first, last in chunks(0, len(text), 1 << 20):
-            rows = self.entries.rows(ids[first:last, 0].astype(np.int64))
-            there = np.flatnonzero(rows >= 0)
-            tokens = self.entries.take_tokens(rows[there])
-            right += int((tokens == text.targets(first + there)).sum())
-            counted += len(there)
-        return right / max(1, counted)
+
+def _first_matches(entries: Entries, text: TokenSplit, ids: np.ndarray) -> float:
+    """How often the first neighbour's token is the one that comes next."""
+    right = counted = 0
+    for first, last in chunks(0, len(text), 1 << 20):
+        rows = entries.rows(ids[first:last, 0].astype(np.int64))
+        there = np.flatnonzero(rows >= 0)
+        tokens = entries.take_tokens(rows[there])
+        right += int((tokens == text.targets(first + there)).sum())
+        counted += len(there)
+    return right / max(1, counted)
 
 
 @dataclass(frozen=True)
@@ -231,8 +245,8 @@ class _Job:
     """All that a worker must know to answer a block: where files are, and how to look."""
 
     work: Path
-    table_folder: Path
-    split: str
+    folder: Path
+    name: str
     positions: int
     width: int
     first_id: int | None
@@ -246,15 +260,33 @@ class _Job:
 
     def table(self, mode: str = "c") -> tuple[np.ndarray, np.ndarray]:
         shape = (self.positions, self.plan.neighbours)
-        ids, distances = (self.table_folder / f"{self.split}.{name}" for name in ("ids", "distances"))
-        return mapped(ids, self.id_dtype, shape, mode), mapped(distances, "<f4", shape, mode)
+        return tuple(mapped(path, dtype, shape, mode) for path, dtype, _ in self._files())  # type: ignore[return-value]
+
+    def _files(self) -> list[tuple[Path, str, float]]:
+        """Path, type, and what stands in the table where nothing was found."""
+        return [
+            (self.folder / f"{self.name}.ids", self.id_dtype, NOTHING),
+            (self.folder / f"{self.name}.distances", "<f4", np.inf),
+        ]
+
+    def make_table(self) -> None:
+        for path, dtype, nothing in self._files():
+            if not path.exists():
+                unfinished = path.with_name(path.name + TEMPORARY)
+                np.memmap(unfinished, dtype, "w+", shape=(self.positions, self.plan.neighbours))[:] = nothing
+                unfinished.rename(path)
+
+    def sync(self) -> None:
+        for path, _, _ in self._files():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
 
 
 @lru_cache(maxsize=1)
 def _opened(job: _Job) -> Join:
     partitions = Partitions.load(job.work / "partitions.safetensors")
     keys = Ordered(job.work / "keys", partitions, job.width, job.room)
-    own = keys if job.first_id is not None else Ordered(job.work / job.split, partitions, job.width, job.room)
+    own = keys if job.first_id is not None else Ordered(job.work / job.name, partitions, job.width, job.room)
     return Join(keys, Queries(own, job.first_id, job.positions), job.plan, job.exclusion)
 
 
@@ -265,21 +297,16 @@ def answer(job: _Job, first: int, last: int) -> None:
     ids[positions], distances[positions] = found.ids, found.distances
 
 
-def _by_workers(job: _Job, blocks: list[list[int]], numbers: list[int], count: int) -> Iterator[int]:
-    """Answers blocks in processes of their own, yielding the number of each when it is done."""
+def _by_workers(job: _Job, blocks: dict[int, list[int]], count: int) -> Iterator[int]:
+    """Answers numbered blocks in processes of their own, yielding the number of each when it is done."""
     # A forked worker begins at once; where forking is not safe, it starts anew.
     context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
     try:
         with ProcessPoolExecutor(count, context, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-            running: dict[Future, int] = {}
-            todo = list(zip(numbers, blocks))
-            while todo or running:
-                while todo and len(running) < 2 * count:
-                    number, block = todo.pop(0)
-                    running[pool.submit(answer, job, *block)] = number
-                for future in wait(running, return_when=FIRST_COMPLETED).done:
-                    future.result()
-                    yield running.pop(future)
+            waiting = {pool.submit(answer, job, *block): number for number, block in blocks.items()}
+            for future in as_completed(waiting):
+                future.result()
+                yield waiting[future]
     except BrokenProcessPool:
         raise InputError("a worker was killed, most likely for its memory; give less --ram and run again") from None
 
@@ -323,16 +350,3 @@ def _blocks(starts: np.ndarray, size: int) -> list[tuple[int, int]]:
         blocks.append((first, last))
         first = last
     return blocks
-
-
-def _filled(path: Path, dtype: str, shape: tuple[int, ...]) -> None:
-    """A file of this shape that says of every position: nothing found."""
-    if not path.exists():
-        table = np.memmap(path.with_suffix(path.suffix + artifact.TEMPORARY), dtype, "w+", shape=shape)
-        table[:] = np.inf if np.dtype(dtype).kind == "f" else NOTHING
-        path.with_suffix(path.suffix + artifact.TEMPORARY).rename(path)
-
-
-def _sync(path: Path) -> None:
-    with path.open("rb") as file:
-        os.fsync(file.fileno())

@@ -70,8 +70,7 @@ def tune(
     near = next((near for near in _NEAR if _share(rank[exist], near) >= 1 - spare / 4), _NEAR[-1])
     reduced = keys.partitions.space.reduced
     wanted = target + (spare / 3 if reduced else 0)
-    needed = np.sort(np.where(rank < near, ratio, 1.0)[exist])
-    reach = float(needed[min(len(needed) - 1, int(np.ceil(wanted * len(needed))) - 1)].clip(_LEAST, 1.0))
+    reach = _reach(np.where(rank < near, ratio, 1.0), exist, wanted)
 
     def recall(kept: int) -> float:
         join = Join(keys, queries, Plan(neighbours, kept, near, reach), exclusion)
@@ -82,6 +81,17 @@ def tune(
         if found >= target:
             break
     return Plan(neighbours, kept, near, reach), found
+
+
+def _reach(needed: Float[np.ndarray, "sample neighbours"], exist: np.ndarray, wanted: float) -> float:
+    """The least reach at which the share of neighbours found is `wanted`, and one standard error of it more."""
+    for reach in np.geomspace(_LEAST, 1.0, 60):
+        found = (needed <= reach) & exist
+        shares = found.sum(1) / exist.sum(1).clip(1)
+        error = shares.std() / len(shares) ** 0.5
+        if found.sum() >= (wanted + error) * exist.sum():
+            break
+    return float(reach)
 
 
 def _where_they_lie(keys: Ordered, queries: Queries, neighbours: int, exclusion: Exclusion, judge: Judge):

@@ -1,0 +1,177 @@
+"""Indexes for live queries: what a search library, or a vector database, must do to serve here.
+
+An index only proposes candidates. It may propose too few, some twice, forgotten ones, and in any order: `search.py` asks
+the memory which of them are alive and compares whole keys.
+"""
+
+import json
+from pathlib import Path
+from typing import Literal, Protocol
+
+import faiss
+import numpy as np
+from jaxtyping import Float, Int
+
+from spalm.artifact import write_json
+from spalm.console import bar
+from spalm.errors import InputError
+from spalm.memory import Entries
+from spalm.neighbours.workers import chunks
+
+Kind = Literal["exact", "faiss", "scann"]
+FILE = "index"
+_BLOCK = 1 << 16
+
+
+class Index(Protocol):
+    effort: int
+    """How thoroughly it looks: partitions, leaves. More of it finds more."""
+    most_effort: int
+
+    def add(self, ids: Int[np.ndarray, "n"], keys: Float[np.ndarray, "n width"]) -> bool:
+        """Takes entries in; False if it cannot, and they must be searched beside it."""
+
+    def delete(self, ids: Int[np.ndarray, "n"]) -> None:
+        """Drops entries, if it can: they are not handed out again in any case."""
+
+    def candidates(self, queries: Float[np.ndarray, "n width"], count: int) -> Int[np.ndarray, "n some"]:
+        """Ids of about `count` near entries for each query, NOTHING in place of missing ones."""
+
+    def save(self, folder: Path) -> None: ...
+
+
+def build_index(kind: Kind, entries: Entries, seed: int) -> Index:
+    return _KINDS[kind].build(entries, seed)
+
+
+def load_index(kind: Kind, folder: Path) -> Index:
+    return _KINDS[kind].load(folder)
+
+
+class Exact:
+    """No index at all: it proposes nothing and takes nothing in, so every entry is searched beside it."""
+
+    effort = most_effort = 1
+
+    @classmethod
+    def build(cls, entries: Entries, seed: int) -> "Exact":  # noqa: ARG003
+        return cls()
+
+    def add(self, ids: Int[np.ndarray, "n"], keys: Float[np.ndarray, "n width"]) -> bool:  # noqa: ARG002
+        return False
+
+    def delete(self, ids: Int[np.ndarray, "n"]) -> None: ...
+
+    def candidates(self, queries: Float[np.ndarray, "n width"], count: int) -> Int[np.ndarray, "n 0"]:  # noqa: ARG002
+        return np.zeros((len(queries), 0), np.int64)
+
+    def save(self, folder: Path) -> None: ...
+
+    @classmethod
+    def load(cls, folder: Path) -> "Exact":  # noqa: ARG003
+        return cls()
+
+
+class Faiss:
+    """IVF with a byte for each dimension; opened from disk, its codes are mapped, not read."""
+
+    def __init__(self, index: faiss.IndexIVF):
+        self._index = index
+        self.most_effort = index.nlist
+
+    @property
+    def effort(self) -> int:
+        return self._index.nprobe
+
+    @effort.setter
+    def effort(self, partitions: int) -> None:
+        self._index.nprobe = partitions
+
+    @classmethod
+    def build(cls, entries: Entries, seed: int) -> "Faiss":
+        count = len(entries)
+        partitions = max(1, min(round(4 * count**0.5), count // 39))
+        index = faiss.index_factory(entries.width, f"IVF{partitions},SQ8")
+        index.cp.niter, index.cp.seed, index.cp.min_points_per_centroid = 8, seed, 1
+        rows = np.sort(np.random.default_rng(seed).choice(count, min(count, 64 * partitions), replace=False))
+        made = cls(index)
+        with bar("train the index", None):
+            index.train(entries.take(rows).astype(np.float32))
+        with bar("fill the index", count) as shown:
+            for start, stop in chunks(0, count, _BLOCK):
+                made.add(entries.labels(start, stop), entries.keys(start, stop))
+                shown.advance(stop - start)
+        return made
+
+    def add(self, ids: Int[np.ndarray, "n"], keys: Float[np.ndarray, "n width"]) -> bool:
+        self._index.add_with_ids(np.ascontiguousarray(keys, np.float32), np.ascontiguousarray(ids, np.int64))
+        return True
+
+    def delete(self, ids: Int[np.ndarray, "n"]) -> None:
+        self._index.remove_ids(np.ascontiguousarray(ids, np.int64))
+
+    def candidates(self, queries: Float[np.ndarray, "n width"], count: int) -> Int[np.ndarray, "n some"]:
+        return self._index.search(np.ascontiguousarray(queries, np.float32), count)[1]
+
+    def save(self, folder: Path) -> None:
+        faiss.write_index(self._index, str(folder / FILE))
+
+    @classmethod
+    def load(cls, folder: Path) -> "Faiss":
+        return cls(faiss.read_index(str(folder / FILE)))
+
+
+class Scann:
+    """The paper's library: a tree of leaves, codes within them, re-ranked. It takes nothing in once it is built."""
+
+    def __init__(self, searcher, ids: Int[np.ndarray, "n"], leaves: int):
+        self._searcher, self._ids = searcher, ids
+        self.effort, self.most_effort = 1, leaves
+
+    @classmethod
+    def build(cls, entries: Entries, seed: int) -> "Scann":  # noqa: ARG003
+        library = _scann()
+        count = len(entries)
+        leaves = max(1, min(round(2 * count**0.5), count // 16))
+        with bar("build the index", None):
+            keys = entries.keys(0, count).astype(np.float32)
+            builder = library.builder(keys, 10, "squared_l2")
+            builder = builder.tree(leaves, 1, training_sample_size=min(count, 250_000))
+            searcher = builder.score_ah(2, anisotropic_quantization_threshold=float("nan")).reorder(100).build()
+        return cls(searcher, entries.labels(0, count), leaves)
+
+    def add(self, ids: Int[np.ndarray, "n"], keys: Float[np.ndarray, "n width"]) -> bool:  # noqa: ARG002
+        return False
+
+    def delete(self, ids: Int[np.ndarray, "n"]) -> None: ...
+
+    def candidates(self, queries: Float[np.ndarray, "n width"], count: int) -> Int[np.ndarray, "n some"]:
+        rows, _ = self._searcher.search_batched_parallel(
+            np.ascontiguousarray(queries, np.float32),
+            final_num_neighbors=count,
+            pre_reorder_num_neighbors=4 * count,
+            leaves_to_search=self.effort,
+        )
+        return self._ids[rows.astype(np.int64)]
+
+    def save(self, folder: Path) -> None:
+        (folder / FILE).mkdir(exist_ok=True)
+        self._searcher.serialize(str(folder / FILE), relative_path=True)
+        self._ids.astype("<i8").tofile(folder / "ids")
+        write_json(folder / "leaves.json", self.most_effort)
+
+    @classmethod
+    def load(cls, folder: Path) -> "Scann":
+        leaves = json.loads((folder / "leaves.json").read_text())
+        return cls(_scann().load_searcher(str(folder / FILE)), np.fromfile(folder / "ids", "<i8"), leaves)
+
+
+def _scann():
+    try:
+        from scann.scann_ops.py import scann_ops_pybind
+    except ImportError:
+        raise InputError("the index kind scann needs its library: pip install 'spalm[scann]'") from None
+    return scann_ops_pybind
+
+
+_KINDS = {"exact": Exact, "faiss": Faiss, "scann": Scann}

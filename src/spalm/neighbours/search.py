@@ -1,0 +1,203 @@
+"""Searching a memory for live queries, with any index: what is found is alive, in order, and by whole keys.
+
+What was remembered after the index was made is searched exactly beside it, what was forgotten is dropped, so an index
+need not be up to date for an answer to be.
+"""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from spalm.artifact import digest_of_json, only_writer, write_json
+from spalm.console import say
+from spalm.errors import InputError
+from spalm.memory import Entries, Memory
+from spalm.neighbours.best import NOTHING
+from spalm.neighbours.exact import nearest
+from spalm.neighbours.exclusion import STRANGER, Exclusion
+from spalm.neighbours.index import Index, Kind, build_index, load_index
+from spalm.neighbours.workers import Map, in_turn
+
+DESCRIPTION = "index.json"
+_JUDGED = 256
+_MARGIN = 16
+"""Candidates asked for beyond those wanted: for forgotten ones, and for those that codes put in the wrong order."""
+_ONLY_ITSELF = Exclusion()
+
+
+@dataclass(frozen=True)
+class Description:
+    """What an index on disk says of itself."""
+
+    kind: Kind
+    keys: str
+    """Digest of the memory's identity: an index of other keys is refused."""
+    upto: int
+    """It holds the entries with lower ids that were alive when it was made."""
+    effort: int
+    recall: float | None
+    """Against exact search, on a sample of entries asked for their neighbours; None if there was nothing to ask."""
+
+
+class Searcher:
+    """Finds neighbours in a memory through an index. `upto`: entries with lower ids are the index's, others are not."""
+
+    def __init__(self, memory: Memory, index: Index, upto: int, in_parallel: Map = in_turn):
+        self.memory, self.index, self.upto = memory, index, upto
+        self._in_parallel = in_parallel
+
+    def search(
+        self,
+        queries: Float[np.ndarray, "n width"],
+        count: int,
+        own: Int[np.ndarray, "n"] | None = None,
+        exclusion: Exclusion = _ONLY_ITSELF,
+    ) -> tuple[Int[np.ndarray, "n count"], Float[np.ndarray, "n count"]]:
+        """(ids, squared distances), nearest first; NOTHING and infinity where there are not enough.
+
+        `own` are the queries' ids, where they are entries themselves: they do not find themselves.
+        """
+        entries = self.memory.entries()
+        own = np.full(len(queries), STRANGER) if own is None else own
+        mask = _Mask(entries, own, exclusion)
+        recent = self._recent(queries, count, entries, mask)
+        wanted = count + _MARGIN
+        while True:
+            proposed = self.index.candidates(queries, wanted)
+            ids, distances = _rank(queries, np.concatenate([proposed, recent], 1), count, entries, mask)
+            # If a query came away with too little because most of what was proposed is dead, more is asked for.
+            full = proposed.shape[1] >= wanted and (proposed != NOTHING).any()
+            if not full or wanted > self.upto or (ids != NOTHING).all():
+                return ids, distances
+            wanted *= 4
+
+    def _recent(self, queries, count: int, entries: Entries, mask: "_Mask") -> Int[np.ndarray, "n count"]:
+        """The nearest of the entries that the index does not have."""
+        first = entries.first_row(self.upto)
+        if first == len(entries):
+            return np.zeros((len(queries), 0), np.int64)
+        rest = _Rest(entries, first)
+        rows, _ = nearest(queries, rest, count, self._in_parallel, lambda query, row: mask.rows(query, row + first))
+        return np.where(rows == NOTHING, NOTHING, entries.ids(np.where(rows == NOTHING, 0, rows + first)))
+
+    def catch_up(self) -> bool:
+        """Gives the index what was remembered since it was made, and takes from it what was forgotten.
+
+        False if this kind of index takes nothing in: then it is to be built again when too much is searched beside it.
+        """
+        entries = self.memory.entries()
+        first, end = entries.first_row(self.upto), len(entries)
+        if first < end and not self.index.add(entries.labels(first, end), entries.keys(first, end)):
+            return False
+        self.upto = max(self.upto, int(entries.ids(np.array(end - 1))) + 1 if end else 0)
+        self.index.delete(entries.gaps(self.upto))
+        return True
+
+    def recall(self, count: int, seed: int) -> float | None:
+        """Share of the true neighbours that are found, for a sample of entries."""
+        entries = self.memory.entries()
+        if len(entries) < 2:
+            return None
+        rows = np.sort(np.random.default_rng(seed).choice(len(entries), min(_JUDGED, len(entries)), replace=False))
+        own, queries = entries.ids(rows), entries.take(rows).astype(np.float32)
+        mask = _Mask(entries, own, _ONLY_ITSELF)
+        _, true = nearest(queries, entries, count, self._in_parallel, mask.rows)
+        _, found = self.search(queries, count, own)
+        exist = np.isfinite(true)
+        worst = np.where(exist, true, 0).max(1, keepdims=True)
+        return float(((found <= worst * (1 + 1e-4) + 1e-6) & exist).sum() / max(1, exist.sum()))
+
+
+class _Rest:
+    """The rows of a memory from `first` on."""
+
+    def __init__(self, entries: Entries, first: int):
+        self._entries, self._first = entries, first
+
+    def __len__(self) -> int:
+        return len(self._entries) - self._first
+
+    def keys(self, start: int, stop: int) -> Float[np.ndarray, "rows width"]:
+        return self._entries.keys(self._first + start, self._first + stop)
+
+    def take(self, rows: Int[np.ndarray, "*n"]) -> Float[np.ndarray, "*n width"]:
+        return self._entries.take(self._first + rows)
+
+
+class _Mask:
+    """Which entries a query must not find."""
+
+    def __init__(self, entries: Entries, own: Int[np.ndarray, "n"], exclusion: Exclusion):
+        self._entries, self._own, self._exclusion = entries, own, exclusion
+        self._documents = entries.documents_held.index_of(own)
+
+    def ids(self, query: Int[np.ndarray, "*n"], ids: Int[np.ndarray, "*n"]) -> np.ndarray:
+        documents = self._entries.documents_held.index_of(ids)
+        own = self._documents[query]
+        return self._exclusion.forbids(self._own[query], np.where(own < 0, STRANGER, own), ids, documents)
+
+    def rows(self, query: Int[np.ndarray, "*n"], rows: Int[np.ndarray, "*n"]) -> np.ndarray:
+        return self.ids(query, self._entries.ids(rows))
+
+
+def _rank(queries, proposed: Int[np.ndarray, "n some"], count: int, entries: Entries, mask: _Mask):
+    """The `count` nearest of what was proposed, each once, without what is dead or must not be found."""
+    proposed = np.sort(proposed, axis=1)
+    rows = entries.rows(proposed)
+    bad = rows < 0
+    bad[:, 1:] |= proposed[:, 1:] == proposed[:, :-1]
+    bad |= mask.ids(np.arange(len(queries))[:, None], proposed)
+    distances = np.full((len(queries), proposed.shape[1] + count), np.inf, np.float32)
+    ids = np.full(distances.shape, NOTHING, np.int64)
+    ids[:, : proposed.shape[1]] = np.where(bad, NOTHING, proposed)
+    if proposed.size and len(entries):
+        gaps = ((entries.take(rows.clip(0)).astype(np.float32) - queries[:, None]) ** 2).sum(2)
+        distances[:, : proposed.shape[1]] = np.where(bad, np.inf, gaps)
+    order = np.argsort(distances, axis=1, kind="stable")[:, :count]
+    return np.take_along_axis(ids, order, 1), np.take_along_axis(distances, order, 1)
+
+
+def make_searcher(
+    memory: Memory, kind: Kind, directory: Path, recall: float, neighbours: int, seed: int, in_parallel: Map = in_turn
+) -> tuple[Searcher, Description]:
+    """Builds an index of the memory, with as little effort as finds `recall` of the neighbours, and saves it."""
+    entries = memory.entries()
+    if not len(entries):
+        raise InputError(f"{memory.directory} remembers nothing; add documents with `spalm remember`")
+    index = build_index(kind, entries, seed)
+    upto = 0 if kind == "exact" else int(entries.ids(np.array(len(entries) - 1))) + 1
+    searcher = Searcher(memory, index, upto, in_parallel)
+    index.effort = 1
+    while (found := searcher.recall(neighbours, seed)) is not None and found < recall:
+        if index.effort >= index.most_effort:
+            say(f"{kind}: a recall of {recall} is out of reach, {found:.3f} is what can be had")
+            break
+        index.effort = min(2 * index.effort, index.most_effort)
+    described = Description(kind, digest_of_json(memory.identity), searcher.upto, index.effort, found)
+    save_searcher(searcher, described, directory)
+    say(f"{directory}: {kind} index of {len(entries):,} entries, recall@{neighbours} {found or 1:.3f}")
+    return searcher, described
+
+
+def save_searcher(searcher: Searcher, description: Description, directory: Path) -> None:
+    directory.mkdir(parents=True, exist_ok=True)
+    with only_writer(directory):
+        (directory / DESCRIPTION).unlink(missing_ok=True)
+        searcher.index.save(directory)
+        write_json(directory / DESCRIPTION, {**asdict(description), "upto": searcher.upto})
+
+
+def open_searcher(memory: Memory, directory: Path, in_parallel: Map = in_turn) -> tuple[Searcher, Description]:
+    """The index at `directory`, for a memory with keys of the same kind, however that has changed since."""
+    path = directory / DESCRIPTION
+    if not path.exists():
+        raise InputError(f"{directory} holds no index (no {DESCRIPTION}); make one with `spalm index`")
+    described = Description(**json.loads(path.read_text()))
+    if described.keys != digest_of_json(memory.identity):
+        raise InputError(f"{directory} is an index of other keys than {memory.directory}'s; make it again")
+    index = load_index(described.kind, directory)
+    index.effort = described.effort
+    return Searcher(memory, index, described.upto, in_parallel), described
