@@ -46,7 +46,7 @@ def test_the_ground_floor_stands_on_itself():
 
 def test_import_needs_only_the_core():
     """No optional package is imported by importing everything that the command line does."""
-    optional = ["tensorboard", "pytest", "hypothesis", "transformers", "ray", "faiss"]
+    optional = ["tensorboard", "pytest", "hypothesis", "transformers", "ray", "scann"]
     code = f"import sys, spalm.cli; print([name for name in {optional} if name in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"
 

@@ -159,7 +159,7 @@ def test_any_flipped_byte_is_found(memory):
             bad = bytearray(good)
             bad[place] ^= 1 << int(random.integers(8))
             path.write_bytes(bad)
-            with pytest.raises(InputError, match="damaged|format"):
+            with pytest.raises(InputError, match=r"damaged|format"):
                 Memory(memory.directory).verify()
         path.write_bytes(good)
         Memory(memory.directory).verify()
@@ -297,7 +297,7 @@ def test_a_full_disk_is_one_line_and_loses_nothing(tmp_path, texts):
     """A real one: a small file system in memory, where this machine lets us mount it."""
     disk = tmp_path / "disk"
     disk.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(disk)], capture_output=True)
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(disk)], capture_output=True)
     if mounted.returncode:
         pytest.skip("this user may not mount a file system")
     try:

@@ -133,8 +133,8 @@ RECIPE = [
 
 
 def run(verb: str, out, text_folder, *more: str) -> subprocess.Popen:
-    source = f"corpus.source.path={text_folder}"
-    command = [sys.executable, "-m", "spalm", verb, *RECIPE, source, "--out", str(out), "--threads", "1", *more]
+    start = [sys.executable, "-c", "from spalm.cli import main; main()", verb, *RECIPE]
+    command = [*start, f"corpus.source.path={text_folder}", "--out", str(out), "--threads", "1", *more]
     return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
 
 

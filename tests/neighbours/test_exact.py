@@ -15,8 +15,7 @@ def test_it_is_exact(monkeypatch, exclusion):
     monkeypatch.setattr(module, "_KEYS", 37)
     monkeypatch.setattr(module, "_QUERIES", 29)
     keys = Array(clustered(211, 5, 0), ids=np.arange(211) * 2)
-    queries = Array(keys.keys(0, 211))
-    queries._ids = keys._ids
+    queries = Array(keys.keys(0, 211), keys._ids)
 
     def forbidden(query, row):
         return exclusion.forbids(keys._ids[query], keys._documents[query], keys._ids[row], keys._documents[row])
@@ -43,7 +42,7 @@ def test_a_distant_centre_does_not_blur_small_distances():
     """Far from the origin, products of vectors lose digits; distances must not."""
     points = clustered(64, 8, 1).astype(np.float64) * 0.05 + 40
     keys = Array(points)
-    rows, distances = nearest(keys.keys(0, 64).astype(np.float32), keys, 1, in_turn)
+    _, distances = nearest(keys.keys(0, 64).astype(np.float32), keys, 1, in_turn)
     np.testing.assert_array_equal(distances[:, 0], 0)
 
 

@@ -23,7 +23,7 @@ def ordered(keys: Array, folder, partitions: int = 12, width: int | None = None,
     return put_in_order(keys, like, folder, block, in_turn)
 
 
-def distances_of(join: Join, keys: Array, count: int = COUNT):
+def distances_of(join: Join, keys: Array):
     positions, found = join.block(0, len(join.keys.partitions))
     order = np.argsort(positions)
     ids = found.ids[order]

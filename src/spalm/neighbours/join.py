@@ -89,6 +89,8 @@ class Join:
         self.centres = torch.from_numpy(keys.partitions.centres)
         self.half_norms = self.centres.square().sum(1) / 2
         self.only_itself = not exclusion.window and not exclusion.document and queries.ordered is keys
+        # A query's own entry is at home; one that is no entry may find anything.
+        self.free_elsewhere = self.only_itself or queries.first_id is None
 
     def block(self, first: int, last: int) -> tuple[Int[np.ndarray, "queries"], Found]:
         """The positions of the queries in the partitions [first, last), and their neighbours."""
@@ -183,7 +185,7 @@ class Join:
             scores.sub_(own_bars[:, None])
             who, row, score = self._worth_keeping(scores, no_bar.index_select(0, index), rows[queries], place)
             found = Candidates(queries[who], row + place.start, score + own_bars.numpy()[who])
-            return found if self.only_itself else found.where(~self._forbidden(rows[found.query], found.row))
+            return found if self.free_elsewhere else found.where(~self._forbidden(rows[found.query], found.row))
 
         found = self._by_partition(look, partition)
         return Candidates.joined(found) if found else Candidates(*np.zeros((3, 0), np.int64))
