@@ -6,7 +6,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-BENCHMARKS := training
+BENCHMARKS := training neighbours
 
 .PHONY: setup demo test lint bench $(addprefix bench-,$(BENCHMARKS)) clean
 

@@ -68,7 +68,8 @@ def test_a_whole_run_then_nothing_to_do_then_one_change(recipe, tmp_path):
         assert f"{row['test']:.2f}" in first.stdout
     again = spalm("run", recipe, "--out", out)
     assert again.stdout == first.stdout
-    assert again.stderr.count("finished before, unchanged") == 6
+    assert again.stderr.count("finished before, unchanged") == 7
+    assert again.stderr.count("remembered before, unchanged") == 1
     assert "train " not in again.stderr
     # Only what depends on the change is made again.
     changed = spalm("run", recipe, "training.memory_length=16", "--out", out)
@@ -76,8 +77,50 @@ def test_a_whole_run_then_nothing_to_do_then_one_change(recipe, tmp_path):
     assert "train transformer-xl" in changed.stderr
     assert "train transformer:" not in changed.stderr
     assert "training.memory_length: 8 -> 16" in changed.stderr
-    shown = spalm("show", out / "transformer", "--verify")
+    assert spalm("verify", out / "transformer").returncode == 0
+    shown = spalm("show", out / "transformer")
     assert json.loads(shown.stdout)["kind"] == "language model"
+
+
+def test_a_memory_grows_forgets_and_refuses(recipe, tmp_path):
+    out, memory = tmp_path / "run", tmp_path / "run" / "memory"
+    note = tmp_path / "note.txt"
+    note.write_text("the cat sat on a mat .\n" * 5)
+    found = spalm("remember", recipe, "--out", out, "--text", note)
+    assert found.returncode == 0, found.stderr
+    described = json.loads(found.stdout)
+    assert described == json.loads(spalm("show", memory).stdout)
+    assert described["version"] == 2
+    names = [line.split("\t")[2] for line in spalm("show", memory, "--documents").stdout.splitlines()]
+    assert names[-1] == "note.txt"
+    assert described["documents"] == len(names)
+    table = json.loads(spalm("neighbours", recipe, "--out", out, "--ram", "1G", "--recall", "0.9").stdout)
+    assert table["entries"] == described["entries"]
+    assert min(facts["recall"] for facts in table["splits"].values()) >= 0.9
+    assert spalm("index", memory, "--out", out / "index").returncode == 0
+    assert "did you mean 'note.txt'" in refused("forget", memory, "notes.txt")
+    assert spalm("forget", memory, "note.txt").returncode == 0
+    assert spalm("compact", memory).returncode == 0
+    assert "note.txt" not in spalm("show", memory, "--documents").stdout
+    assert [line.split("\t")[2].split()[0] for line in spalm("show", memory, "--versions").stdout.splitlines()] == [
+        "made",
+        "remembered",
+        "remembered",
+        "forgot",
+        "compacted",
+    ]
+    assert spalm("verify", memory).returncode == 0
+    said = refused("remember", recipe, "--out", out, "memory.stride=3")
+    assert "keys of another kind (reading.stride: 4 -> 3)" in said
+    assert "network.width" in refused("remember", recipe, "--out", out, "network.width=15")
+    shard = next((memory / "shards").glob("*.keys"))
+    content = bytearray(shard.read_bytes())
+    content[77] ^= 4
+    shard.write_bytes(content)
+    assert shard.name in refused("verify", memory)
+    assert "holds no memory" in refused("forget", tmp_path / "nowhere", "x")
+    assert "--ram 3X: not a size" in refused("neighbours", recipe, "--out", out, "--ram", "3X")
+    assert "neighbours.recall = 1.5" in refused("neighbours", recipe, "--out", out, "--recall", "1.5")
 
 
 def test_killed_anywhere_it_ends_with_the_same_bytes(recipe, tmp_path):

@@ -1,8 +1,18 @@
 """The loop that any of our models trains in: optimiser and schedule, checkpoint and resume, run log, hardware."""
 
 from spalm.learning.checkpoint import load_parameters
-from spalm.learning.device import Hardware, autocast
+from spalm.learning.device import Hardware, autocast, keep_freed_memory
 from spalm.learning.loop import BEST, Loss, TrainingSettings, fit
 from spalm.learning.optimiser import OptimiserSettings
 
-__all__ = ["BEST", "Hardware", "Loss", "OptimiserSettings", "TrainingSettings", "autocast", "fit", "load_parameters"]
+__all__ = [
+    "BEST",
+    "Hardware",
+    "Loss",
+    "OptimiserSettings",
+    "TrainingSettings",
+    "autocast",
+    "fit",
+    "keep_freed_memory",
+    "load_parameters",
+]

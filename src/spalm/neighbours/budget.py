@@ -44,8 +44,9 @@ class Budget:
 
     @classmethod
     def of(cls, ram: int | None, threads: int | None) -> "Budget":
-        """By default, half of the machine's memory and all of its cores."""
-        return cls(half_of_the_machine() if ram is None else ram, threads or torch.get_num_threads())
+        """By default, half of the machine's memory, and as many of its cores as that is enough for."""
+        ram = half_of_the_machine() if ram is None else ram
+        return cls(ram, threads or max(1, min(torch.get_num_threads(), ram // _LEAST_RAM)))
 
     def __post_init__(self) -> None:
         least = _LEAST_RAM * self.workers

@@ -27,6 +27,7 @@ from spalm.artifact import TEMPORARY, write_json
 from spalm.console import bar, say
 from spalm.corpus import SPLITS, Corpus, TokenSplit
 from spalm.errors import InputError
+from spalm.learning import keep_freed_memory
 from spalm.memory import Encoder, Entries, Memory, source_of_split
 from spalm.neighbours.best import NOTHING
 from spalm.neighbours.budget import Budget, Estimate, in_words
@@ -121,6 +122,7 @@ class Bulk:
     def __init__(self, entries: Vectors, settings: NeighbourSettings, folder: Path, work: Path, budget: Budget):
         self.entries, self.settings, self.folder, self.work, self.budget = entries, settings, folder, work, budget
         work.mkdir(parents=True, exist_ok=True)
+        keep_freed_memory()
 
     def announce(self, queries: int) -> None:
         """Says what it is going to cost, and refuses what does not fit."""

@@ -11,9 +11,10 @@ from spalm.neighbours.best import NOTHING, Best, Candidates, highest, positive
 from spalm.neighbours.workers import Map, chunks
 
 _QUERIES = 1024
-_KEYS = 8192
-"""Keys that one thread compares with up to _QUERIES queries at a time."""
-_BLOCKS = 16
+"""Queries that share a pass over the keys."""
+_KEYS, _AT_ONCE = 2048, 256
+"""Keys and queries whose scores one thread holds at a time: few enough to stay in its cache."""
+_BLOCKS = 64
 """Blocks of keys that are looked at before the bars are raised: fixed, so that results do not depend on threads."""
 
 Forbidden = Callable[[Int[np.ndarray, "n"], Int[np.ndarray, "n"]], Bool[np.ndarray, "n"]]
@@ -61,17 +62,21 @@ def _best(queries, keys: Keys, count: int, in_parallel: Map, forbidden: Forbidde
 
     def look(block: tuple[int, int]) -> Candidates:
         theirs = torch.from_numpy(np.asarray(keys.keys(*block))).float() - centre
-        scores = torch.addmm(theirs.square().sum(1) / -2, asking, theirs.T)
-        bars = torch.from_numpy(best.bar)
-        if torch.isinf(bars).any():
-            if forbidden is not None:
-                everyone, everything = np.arange(len(queries))[:, None], np.arange(*block)[None]
-                scores[torch.from_numpy(forbidden(everyone, everything))] = -torch.inf
-            query, row, score = highest(scores, count)
-        else:
-            query, row, score = positive(scores.sub_(bars[:, None]))
-            score = score + best.bar[query]
-        found = Candidates(query, row + block[0], score)
+        half_norms = theirs.square().sum(1) / -2
+        parts = []
+        for first, last in chunks(0, len(queries), _AT_ONCE):
+            scores = torch.addmm(half_norms, asking[first:last], theirs.T)
+            bars = best.bar[first:last]
+            if np.isinf(bars).any():
+                if forbidden is not None:
+                    everyone, everything = np.arange(first, last)[:, None], np.arange(*block)[None]
+                    scores[torch.from_numpy(forbidden(everyone, everything))] = -torch.inf
+                query, row, score = highest(scores, count)
+            else:
+                query, row, score = positive(scores.sub_(torch.from_numpy(bars)[:, None]))
+                score = score + bars[query]
+            parts.append(Candidates(query + first, row + block[0], score))
+        found = Candidates.joined(parts)
         return found if forbidden is None else found.where(~forbidden(found.query, found.row))
 
     blocks = chunks(0, len(keys), _KEYS)

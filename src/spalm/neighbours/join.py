@@ -32,6 +32,8 @@ _COMPARED = 1 << 18
 """Numbers of candidates' whole keys that are in the cache at a time."""
 _SCORES = 1 << 21
 """Scores that are held at a time."""
+BEGINNING = 0.1
+"""Reach of a first round: what it finds brings r down, and the second round has fewer borders to cross."""
 _SHORT_OF_NEIGHBOURS = 16
 """Partitions looked into by a query that did not find enough at home to say how far away they are."""
 
@@ -108,12 +110,24 @@ class Join:
             return Found(nothing.astype(np.int64), nothing.astype(np.float32))
         vectors = self.queries.ordered.scan(rows)
         best = Best(len(rows), self.plan.kept)
-        self.look_at_home(rows, home, vectors, best)
-        visits = self._visits(home, vectors, self.plan.reach * self.radius(vectors, best))
-        best.offer(self._look_elsewhere(rows, vectors, best, *visits))
+        seen = self.begin(rows, home, vectors, best)
+        if self.plan.reach > BEGINNING:
+            self._visit(rows, home, vectors, best, seen, self.plan.reach)
         return self._compare_whole_keys(rows, best)
 
-    def look_at_home(self, rows, home, vectors: Float[Tensor, "queries width"], best: Best) -> None:
+    def begin(self, rows, home, vectors: Float[Tensor, "queries width"], best: Best) -> Float[Tensor, "queries"]:
+        """Looks at home and over the nearest borders. Returns the margins up to which each query has looked."""
+        self._look_at_home(rows, home, vectors, best)
+        nowhere = torch.full((len(rows),), -torch.inf)
+        return self._visit(rows, home, vectors, best, nowhere, min(BEGINNING, self.plan.reach))
+
+    def _visit(self, rows, home, vectors, best: Best, seen, reach: float) -> Float[Tensor, "queries"]:
+        """Visits the partitions whose margins are beyond those `seen` and within `reach`."""
+        query, partition, limits = self._visits(home, vectors, seen, reach * self.radius(vectors, best))
+        best.offer(self._look_elsewhere(rows, vectors, best, query, partition))
+        return limits
+
+    def _look_at_home(self, rows, home, vectors: Float[Tensor, "queries width"], best: Best) -> None:
         """The best of the queries' own partitions."""
 
         def look(partition: int, first: int, last: int) -> None:
@@ -136,20 +150,22 @@ class Join:
         kth = torch.from_numpy(best.scores[:, min(self.plan.neighbours, best.count) - 1])
         return (vectors.square().sum(1) - 2 * kth).clamp_min_(0).sqrt_()
 
-    def _visits(self, home, vectors, reach: Float[Tensor, "queries"]) -> tuple[np.ndarray, np.ndarray]:
-        """Which query is to visit which partition besides its own, in the order of the partitions."""
+    def _visits(self, home, vectors, seen: Float[Tensor, "queries"], reach: Float[Tensor, "queries"]):
+        """Which query is to visit which partition, in the order of the partitions; and up to which margin that is."""
+        limits = reach.clone()
 
         def cross(partition: int, first: int, last: int) -> tuple[np.ndarray, np.ndarray]:
             near = self.near[partition]
             margins = self.margins(vectors[first:last], partition)
-            visits = np.flatnonzero((margins <= self._limits(margins, reach[first:last])[:, None]).numpy())
+            limits[first:last] = self._limits(margins, reach[first:last])
+            wanted = (margins > seen[first:last, None]) & (margins <= limits[first:last, None])
+            visits = np.flatnonzero(wanted.numpy())
             query = visits // max(1, len(near))
             return (query + first).astype(np.int32), near[visits - query * len(near)]
 
-        found = self._by_partition(cross, home)
-        query, partition = map(np.concatenate, zip(*found))
+        query, partition = map(np.concatenate, zip(*self._by_partition(cross, home)))
         order = np.argsort(partition, kind="stable")
-        return query[order], partition[order]
+        return query[order], partition[order], limits
 
     def margins(self, vectors: Float[Tensor, "queries width"], partition: int) -> Float[Tensor, "queries near"]:
         """How far vectors of a partition are from its borders with the partitions near it."""

@@ -84,12 +84,12 @@ def tune(
 
 
 def _reach(needed: Float[np.ndarray, "sample neighbours"], exist: np.ndarray, wanted: float) -> float:
-    """The least reach at which the share of neighbours found is `wanted`, and one standard error of it more."""
+    """The least reach at which the share of neighbours found is `wanted`, and half a standard error of it more."""
     for reach in np.geomspace(_LEAST, 1.0, 60):
         found = (needed <= reach) & exist
         shares = found.sum(1) / exist.sum(1).clip(1)
         error = shares.std() / len(shares) ** 0.5
-        if found.sum() >= (wanted + error) * exist.sum():
+        if found.sum() >= (wanted + error / 2) * exist.sum():
             break
     return float(reach)
 
@@ -101,7 +101,7 @@ def _where_they_lie(keys: Ordered, queries: Queries, neighbours: int, exclusion:
     home = queries.ordered.partition_of(judge.rows)
     vectors = queries.ordered.scan(judge.rows)
     best = Best(len(home), neighbours)
-    join.look_at_home(judge.rows, home, vectors, best)
+    seen = join.begin(judge.rows, home, vectors, best).numpy()
     radius = join.radius(vectors, best).numpy().clip(1e-9)
     places = keys.partition_of(judge.true.clip(0))
     rank, ratio = np.full(places.shape, NEAR), np.ones(places.shape)
@@ -113,7 +113,8 @@ def _where_they_lie(keys: Ordered, queries: Queries, neighbours: int, exclusion:
                 rank[query, neighbour], ratio[query, neighbour] = -1, 0.0
             elif len(known):
                 rank[query, neighbour] = known[0]
-                ratio[query, neighbour] = margins[known[0]] / radius[query]
+                margin = margins[known[0]]
+                ratio[query, neighbour] = 0.0 if margin <= seen[query] else margin / radius[query]
     return rank, ratio
 
 
