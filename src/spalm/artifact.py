@@ -215,6 +215,19 @@ def set_aside(directory: Path, changed: list[str]) -> None:
     say(f"{directory}: {changed[0]}{more}; made again, the old one is kept as {previous.name}")
 
 
+_held: set[int] = set()
+
+
+def _let_go() -> None:
+    """A forked worker does not hold its parent's locks: they end with the parent."""
+    for handle in _held:
+        os.close(handle)
+    _held.clear()
+
+
+os.register_at_fork(after_in_child=_let_go)
+
+
 @contextmanager
 def only_writer(directory: Path) -> Iterator[None]:
     """Holds the directory for this process; a second writer is refused at once, and a crash lets go."""
@@ -226,7 +239,9 @@ def only_writer(directory: Path) -> Iterator[None]:
         raise InputError(
             f"{directory} is being written by another process; wait for it or choose another --out"
         ) from None
+    _held.add(handle)
     try:
         yield
     finally:
+        _held.discard(handle)
         os.close(handle)

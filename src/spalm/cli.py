@@ -140,8 +140,8 @@ def index(
     out: Annotated[Path, typer.Option(help="Folder for the index.")],
     kind: Annotated[Kind, typer.Option(help="exact, faiss or scann (an extra).")] = "faiss",
     recall: Annotated[float, typer.Option(help="Share of true neighbours to find.")] = 0.95,
-    count: Annotated[int, typer.Option(help="Neighbours by which the recall is measured.")] = 4,
-    seed: Annotated[int, typer.Option(help="Of the samples.")] = 1,
+    count: Annotated[int, typer.Option(help="Neighbours by which the recall is measured.", min=1)] = 4,
+    seed: Annotated[int, typer.Option(help="Of the samples.", min=0)] = 1,
 ) -> None:
     """Build an index of a memory for generation and serving, and measure its recall against exact search."""
     with workers() as in_parallel:

@@ -147,8 +147,29 @@ def test_another_reader_sees_a_forgotten_document_no_more(memory):
 def test_keys_of_another_kind_are_refused(memory, other):
     before = contents(memory)
     with pytest.raises(InputError, match=r"holds keys of another kind .*encoder\."):
-        memory.refuse_others({**other.identity, "width": other.width})
+        add(memory, {"new": [1, 2]}, other)
     assert contents(memory) == before
+
+
+def test_a_text_that_was_forgotten_may_come_back_under_new_ids(memory, texts):
+    end = sum(map(len, texts.values()))
+    note = {"note": [3, 4, 5]}
+    add(memory, note)
+    memory.forget(["note"])
+    assert add(memory, note)
+    assert [id for id, entry in contents(memory).items() if entry[2] == "note"] == [end + 3, end + 4, end + 5]
+
+
+def test_a_refused_change_leaves_the_memory_sealed(memory):
+    with pytest.raises(InputError):
+        memory.forget(["nobody"])
+    assert not (memory.directory / "catalogue.pending").exists()
+    path = memory.directory / "catalogue.sqlite"
+    content = path.read_bytes()
+    path.write_bytes(content.replace(b"text-5", b"text-S"))
+    for change in (memory.verify, lambda: memory.forget(["text-1"])):
+        with pytest.raises(InputError, match="damaged"):
+            change()
 
 
 def test_any_flipped_byte_is_found(memory):
@@ -238,7 +259,6 @@ def test_a_crash_while_remembering_loses_nothing(tmp_path, texts, monkeypatch):
     def check(memory: Memory, finished: bool) -> None:
         assert contents(memory) in ([contents(whole)] if finished else [{}, contents(whole)])
         if finished:
-            memory.compact() if _files(memory) != _files(whole) else None
             assert memory.digest == whole.digest
             assert _files(memory) == _files(whole)
 
@@ -317,6 +337,35 @@ def test_a_full_disk_is_one_line_and_loses_nothing(tmp_path, texts):
         memory.verify()
     finally:
         subprocess.run(["umount", str(disk)], check=True)
+
+
+def _forget_and_compact(directory) -> None:
+    for name in [f"text-{number}" for number in range(12)]:
+        memory = Memory(directory)
+        if any(entry[2] == name for entry in contents(memory).values()):
+            memory.forget([name])
+        memory.compact()
+
+
+def test_killed_while_forgetting_and_compacting(memory, texts):
+    """A real process, really killed, again and again."""
+    random = np.random.default_rng(0)
+    context = multiprocessing.get_context("spawn")
+    wanted, seen = expected(texts), len(texts)
+    for attempt in range(30):
+        process = context.Process(target=_forget_and_compact, args=(memory.directory,))
+        process.start()
+        process.join(1.5 + random.uniform(0, 0.5) if attempt < 8 else None)
+        process.kill()
+        process.join()
+        names = {entry[2] for entry in contents(Memory(memory.directory)).values()}
+        assert len(names) <= seen, "something came back"
+        seen = len(names)
+        assert contents(Memory(memory.directory)) == {id: e for id, e in wanted.items() if e[2] in names}
+        if process.exitcode == 0:
+            break
+    assert names == {"text-12"}
+    Memory(memory.directory).verify()
 
 
 def _write(directory, texts) -> None:

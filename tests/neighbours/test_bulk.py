@@ -90,6 +90,16 @@ def test_a_table_of_another_memory_is_refused(memory, encoder, corpus, tmp_path)
         NeighbourTable(tmp_path / "neighbours", second)
 
 
+def test_a_memory_made_anew_is_another_memory(memory, encoder, corpus, tmp_path):
+    """The same encoder, but other texts under the same ids."""
+    find_neighbours(memory, encoder, corpus, NeighbourSettings(), tmp_path / "neighbours", BUDGET)
+    NeighbourTable(tmp_path / "neighbours", memory)
+    other = open_memory(tmp_path / "other", encoder, MemorySettings(), corpus.split("test"))
+    remember(other, encoder, corpus.split("test"), source_of_split(corpus, "test"))
+    with pytest.raises(InputError, match="made with another memory"):
+        NeighbourTable(tmp_path / "neighbours", other)
+
+
 def test_an_empty_memory_is_told(encoder, corpus, tmp_path):
     empty = open_memory(tmp_path / "empty", encoder, MemorySettings(), corpus.split("train"))
     with pytest.raises(InputError, match="remembers nothing"):
@@ -148,8 +158,15 @@ def test_killed_at_random_points_it_ends_with_the_same_bytes(text_folder, tmp_pa
     chance = random.Random(5)
     for attempt in range(40):
         process = run("neighbours", killed, text_folder, "--ram", "1G")
+        done = killed / "neighbours" / "work" / "train.done.json"
+        while attempt == 6 and process.poll() is None and not done.exists():
+            time.sleep(0.005)  # this time, die with workers at work
+        if attempt == 6:
+            os.kill(process.pid, signal.SIGKILL)
         try:
             process.wait(chance.uniform(0.35, 1.0) * length if attempt < 6 else None)
+            if process.returncode == -signal.SIGKILL:
+                continue
         except subprocess.TimeoutExpired:
             os.kill(process.pid, signal.SIGKILL)
             process.wait()

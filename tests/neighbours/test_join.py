@@ -24,7 +24,7 @@ def ordered(keys: Array, folder, partitions: int = 12, width: int | None = None,
 
 
 def distances_of(join: Join, keys: Array):
-    positions, found = join.block(0, len(join.keys.partitions))
+    positions, found = join.block(0, len(join.queries.ordered))
     order = np.argsort(positions)
     ids = found.ids[order]
     rows = np.array([[keys._ids.tolist().index(id) if id != NOTHING else -1 for id in row] for row in ids.tolist()])
@@ -95,12 +95,22 @@ def test_the_join_of_a_part_is_a_part_of_the_join(tmp_path):
     keys = Array(clustered(601, 11, 0))
     own = ordered(keys, tmp_path)
     join = Join(own, Queries(own, 0, 601), Plan(COUNT, COUNT, NEAR, 0.3), Exclusion())
-    whole = dict(zip(*(array.tolist() for array in (join.block(0, 12)[0], join.block(0, 12)[1].distances))))
+    positions, found = join.block(0, 601)
+    whole = dict(zip(positions.tolist(), found.distances.tolist()))
     parts = {}
-    for first, last in ((0, 3), (3, 4), (4, 12)):
+    for first, last in ((0, 100), (100, 101), (101, 601)):
         positions, found = join.block(first, last)
         parts.update(zip(positions.tolist(), found.distances.tolist()))
-    assert parts == whole
+    assert parts.keys() == whole.keys()
+    for position, distances in whole.items():
+        np.testing.assert_allclose(parts[position], distances, rtol=1e-5)
+
+
+def test_far_from_the_origin_small_distances_still_count(tmp_path):
+    keys = Array(clustered(400, 8, 1).astype(np.float64) * 0.2 + 30)
+    own = ordered(keys, tmp_path)
+    _, _, distances = distances_of(Join(own, Queries(own, 0, 400), EVERYWHERE, Exclusion()), keys)
+    np.testing.assert_allclose(distances, brute_force(keys, keys, COUNT, Exclusion()), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("target", [0.8, 0.95, 1.0])

@@ -80,12 +80,14 @@ def tokenise_files(paths: list[Path], tokeniser: Tokeniser) -> TokenStream:
     tokens, ends, names = [np.zeros(0, token_dtype(tokeniser.size))], [], []
     count = 0
     for batch in _batches(_in_order(source.all_documents())):
+        if not isinstance(tokeniser, tokenisers.Bytes):
+            for piece in batch:
+                piece.refuse_unless_text()
         for piece, ids in zip(batch, tokeniser.encode([piece.text for piece in batch])):
-            piece.refuse_unless_text()
             tokens.append(_with_end(piece, ids, tokeniser).astype(tokens[0].dtype))
             count += len(tokens[-1])
             if piece.ends_document:
-                names.append(piece.document)
+                names.append(piece.name_in_a_line)
                 ends.append(count)
     return TokenStream(np.concatenate(tokens), np.array(ends, np.int64), lambda: names, tokeniser.start)
 
@@ -123,6 +125,10 @@ class _Piece:
     document: str
     text: bytes
     ends_document: bool
+
+    @property
+    def name_in_a_line(self) -> str:
+        return self.document.replace("\n", " ").encode("utf-8", "replace").decode()
 
     def refuse_unless_text(self) -> None:
         try:
@@ -179,7 +185,7 @@ def _tokenise(
         counts.bytes += len(piece.text)
         counts.pieces += 1
         if piece.ends_document:
-            name = piece.document.replace("\n", " ").encode("utf-8", "replace") + b"\n"
+            name = piece.name_in_a_line.encode() + b"\n"
             outputs["names"].write(name)
             outputs["documents"].write(np.array([counts.tokens], "<i8").tobytes())
             counts.name_bytes += len(name)

@@ -82,6 +82,9 @@ class Catalogue:
     def change(self) -> Iterator[sqlite3.Connection]:
         """A transaction: what is done inside is there afterwards as a whole, or not at all."""
         pending = self.directory / PENDING
+        unsealed = pending.exists()
+        if self.path.exists() and not unsealed:
+            self.verify()  # or the damage would be sealed as good
         pending.touch()
         with _explained(self.path), closing(_connect(self.path)) as connection:
             connection.execute("BEGIN IMMEDIATE")
@@ -89,6 +92,8 @@ class Catalogue:
                 yield connection
             except BaseException:
                 connection.rollback()
+                if not unsealed:
+                    pending.unlink()
                 raise
             connection.commit()
         self.seal()

@@ -46,7 +46,7 @@ class Source:
 
 
 class Entries:
-    """A view that does not change: what is remembered, forgotten or compacted later is not seen in it."""
+    """A view of one version: what is remembered or forgotten later is not seen in it. A `compact` ends it."""
 
     def __init__(self, documents: Documents, runs: Int[np.ndarray, "runs 4"], shards: "Shards"):
         """`runs`: (first id, entries, shard, row in it), rising, of live entries only."""
@@ -164,15 +164,18 @@ class Shards:
         if not count:
             return np.zeros((0, *inner), dtype)
         numbers = int(np.prod(inner, dtype=np.int64))
-        path = self.path(what, shard)
-        try:
-            found = np.fromfile(path, dtype, count * numbers, offset=self.bytes(what, row))
-        except FileNotFoundError:
-            raise InputError(f"{path} is gone: the memory was compacted while it was read; run again") from None
+        path = self._there(what, shard)
+        found = np.fromfile(path, dtype, count * numbers, offset=self.bytes(what, row))
         if len(found) < count * numbers:
             raise InputError(f"{path} is too short; `spalm verify {self.folder.parent}` tells what else is damaged")
         return found.reshape(count, *inner)
 
+    def _there(self, what: What, shard: int) -> Path:
+        path = self.path(what, shard)
+        if not path.exists():
+            raise InputError(f"{path} is gone: the memory was compacted while it was read; run again")
+        return path
+
     def _map(self, what: What, shard: int) -> np.ndarray:
         dtype, inner = self.kinds[what]
-        return np.memmap(self.path(what, shard), dtype, "r").reshape(-1, *inner)
+        return np.memmap(self._there(what, shard), dtype, "r").reshape(-1, *inner)

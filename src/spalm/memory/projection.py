@@ -15,6 +15,8 @@ class Axes:
     """Orthonormal columns, by falling variance."""
     shares: Float[np.ndarray, "full"]
     """Share of all variance in the first so many directions."""
+    variance: float
+    """All of it."""
 
 
 def principal_axes(sample: Float[np.ndarray, "n full"]) -> Axes:
@@ -24,7 +26,8 @@ def principal_axes(sample: Float[np.ndarray, "n full"]) -> Axes:
     variances, directions = torch.linalg.eigh((centred.T @ centred).double() / len(points))
     variances = variances.flip(0).clamp_min(0)
     shares = variances.cumsum(0) / variances.sum().clamp_min(1e-30)
-    return Axes(mean.numpy(), directions.flip(1).float().contiguous().numpy(), shares.numpy())
+    directions = directions.flip(1).float().contiguous()
+    return Axes(mean.numpy(), directions.numpy(), shares.numpy(), float(variances.sum()))
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from spalm.corpus import Corpus, Split, TokenStream
 from spalm.errors import InputError
 from spalm.memory.encoder import Encoder, MemorySettings
 from spalm.memory.projection import Projection
-from spalm.memory.store import IDENTITY, Memory, note_version
+from spalm.memory.store import HALF_MADE, IDENTITY, Memory, as_keys, note_version
 from spalm.settings import differences
 
 _SAMPLE = 1 << 14
@@ -25,7 +25,8 @@ def source_of_split(corpus: Corpus, split: Split) -> dict[str, Any]:
 
 
 def source_of_text(stream: TokenStream) -> dict[str, Any]:
-    digest = hashlib.sha256(np.ascontiguousarray(stream.tokens, "<i8").tobytes())
+    digest = hashlib.sha256(str(stream.tokens.dtype).encode())
+    digest.update(np.ascontiguousarray(stream.tokens))
     digest.update(json.dumps([stream.names, stream.ends.tolist()]).encode())
     return {"text": digest.hexdigest()}
 
@@ -49,9 +50,9 @@ def open_memory(
         set_aside(directory, changed)
     directory.mkdir(parents=True, exist_ok=True)
     with only_writer(directory):
-        foreign = [
-            path.name for path in directory.iterdir() if not path.name.startswith(("catalogue", "shards", "proj"))
-        ]
+        if (directory / IDENTITY).exists():  # made by another process in the meantime
+            return open_memory(directory, encoder, settings, stream)
+        foreign = sorted({path.name for path in directory.iterdir()} - HALF_MADE)
         if foreign:
             raise InputError(f"{directory} holds files that are not ours ({foreign[0]}); choose another directory")
         projection = _learn_projection(encoder, stream, width) if width < encoder.width else None
@@ -68,7 +69,7 @@ def _learn_projection(encoder: Encoder, stream: TokenStream, width: int) -> Proj
         sample = []
         for start in sorted(starts):
             stop = min(start + piece, len(stream))
-            sample.append(encoder.keys(stream, start, stop, lambda hidden: hidden.float().cpu().numpy(), encoder.width))
+            sample.append(encoder.keys(stream, start, stop, as_keys, encoder.width))
             shown.advance()
     return Projection.learn(np.concatenate(sample), width)
 
@@ -76,13 +77,14 @@ def _learn_projection(encoder: Encoder, stream: TokenStream, width: int) -> Proj
 def remember(
     memory: Memory, encoder: Encoder, stream: TokenStream, source: dict[str, Any], restart: bool = False
 ) -> bool:
-    """Adds the documents of `stream` to the memory; False if they are there already.
+    """Adds the documents of `stream` to the memory; False if they, or some of them, are there already.
 
     A killed run goes on after its last whole shard. The documents become visible together, when all are written.
     """
+    memory.refuse_others({**encoder.identity, "width": memory.width})
     with only_writer(memory.directory):
         memory.clear_leftovers()
-        if memory.first_id(source) is not None:
+        if memory.remembers(source):
             say(f"{memory.directory}: remembered before, unchanged")
             return False
         batch, first_id = _claim(memory, source, len(stream), restart)

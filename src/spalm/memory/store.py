@@ -12,6 +12,8 @@ An entry's id is its place in the order in which entries were ever remembered. I
 import difflib
 import hashlib
 import json
+import os
+import re
 import sqlite3
 from dataclasses import dataclass
 from functools import cached_property
@@ -33,8 +35,14 @@ from spalm.settings import differences
 IDENTITY = "memory.json"
 PROJECTION = "projection"
 FORMAT = 1
+HALF_MADE = {"shards", PROJECTION, *(name + TEMPORARY for name in (IDENTITY, PROJECTION, "catalogue.sha256"))}
+HALF_MADE |= {"catalogue.sqlite", "catalogue.sqlite-journal", "catalogue.sha256", "catalogue.pending"}
+"""What a kill can leave of a memory that was being made."""
 SHARD_BYTES = 64 << 20
 """Size of a shard's keys: a kill while remembering loses no more than the making of one."""
+
+
+_SHARD_FILE = re.compile(rf"(\d{{8,}})\.(?:keys|tokens)({re.escape(TEMPORARY)})?")
 
 
 @dataclass(frozen=True)
@@ -76,8 +84,8 @@ class Memory:
     def create(cls, directory: Path, identity: dict[str, Any], projection: Projection | None = None) -> "Memory":
         """An empty memory for keys of `identity`; `memory.json` is written last, so that half of one is none."""
         (directory / "shards").mkdir(parents=True, exist_ok=True)
-        for leftover in directory.glob("catalogue.*"):
-            leftover.unlink()
+        for leftover in HALF_MADE - {"shards"}:
+            (directory / leftover).unlink(missing_ok=True)
         files = {}
         if projection is not None:
             content = projection.mean.astype("<f4").tobytes() + projection.directions.astype("<f4").tobytes()
@@ -146,13 +154,26 @@ class Memory:
         with self.catalogue.read() as connection:
             return [Version(*row) for row in connection.execute("SELECT version, at, what FROM versions ORDER BY 1")]
 
+    def remembers(self, source: dict[str, Any]) -> bool:
+        """Whether something of `source` is alive."""
+        return self.first_id(source) is not None
+
     def first_id(self, source: dict[str, Any]) -> int | None:
-        """The entry of position 0 of what was remembered from `source`; None if it never was."""
+        """The entry of position 0 of what was remembered from `source`; None if nothing of it is alive."""
         with self.catalogue.read() as connection:
             row = connection.execute(
-                "SELECT first_id FROM batches WHERE source = ? AND finished", [json.dumps(source, sort_keys=True)]
+                "SELECT first_id FROM batches WHERE source = ? AND finished AND EXISTS "
+                "(SELECT 1 FROM documents WHERE batch = batches.id AND forgotten IS NULL) ORDER BY id DESC",
+                [json.dumps(source, sort_keys=True)],
             ).fetchone()
         return None if row is None else row[0]
+
+    def lineage(self) -> list[str]:
+        """One digest for the kind of keys, and one for each batch. It only grows: what was made from a memory fits it
+        as long as the lineage it had then is the beginning of the one it has now."""
+        with self.catalogue.read() as connection:
+            batches = connection.execute("SELECT source, first_id FROM batches WHERE finished ORDER BY id").fetchall()
+        return [digest_of_json([self.identity, self._files]), *map(digest_of_json, batches)]
 
     # Changing it
 
@@ -203,9 +224,12 @@ class Memory:
 
     def _rewrite(self, entries: Entries, old: list[int]) -> None:
         runs = entries._runs[np.isin(entries._runs[:, 2], old)]
-        shards, extents = [], []
+        shards, extents, checked = [], [], set[int]()
         for piece in _pieces(runs, self.entries_per_shard):
             shard = self.next_shard() + len(shards)
+            for number in {number for _, _, number, _ in piece} - checked:
+                self._check_shard(number)
+                checked.add(number)
             keys = np.concatenate([self.shards.read("keys", number, row, count) for _, count, number, row in piece])
             tokens = np.concatenate([self.shards.read("tokens", number, row, count) for _, count, number, row in piece])
             shards.append((shard, len(keys), *self.write_shard(shard, keys, tokens)))
@@ -241,6 +265,9 @@ class Memory:
             content = np.ascontiguousarray(array, self.shards.kinds[what][0]).tobytes()
             write_atomically(self.shards.path(what, shard), content)
             digests.append(hashlib.sha256(content).hexdigest())
+        folder = os.open(self.shards.folder, os.O_RDONLY)
+        os.fsync(folder)  # the catalogue must not name files whose own names a power cut can still undo
+        os.close(folder)
         return digests[0], digests[1]
 
     def clear_leftovers(self) -> None:
@@ -248,7 +275,8 @@ class Memory:
         with self.catalogue.read() as connection:
             named = {row[0] for row in connection.execute("SELECT id FROM shards")}
         for path in self.shards.folder.iterdir():
-            if path.name.endswith(TEMPORARY) or int(path.name.split(".")[0]) not in named:
+            ours = _SHARD_FILE.fullmatch(path.name)
+            if ours and (ours[2] or int(ours[1]) not in named):
                 path.unlink()
 
     def _bytes(self) -> int:
@@ -260,11 +288,24 @@ class Memory:
         for name, digest in self._files.items():
             _check(self.directory / name, digest)
         with self.catalogue.read() as connection:
-            shards = connection.execute("SELECT id, keys_sha256, tokens_sha256 FROM shards").fetchall()
-        for shard, keys, tokens in shards:
-            _check(self.shards.path("keys", shard), keys)
-            _check(self.shards.path("tokens", shard), tokens)
+            shards = [row[0] for row in connection.execute("SELECT id FROM shards")]
+        for shard in shards:
+            self._check_shard(shard)
         return self._bytes()
+
+    def _check_shard(self, shard: int) -> None:
+        with self.catalogue.read() as connection:
+            digests = "SELECT keys_sha256, tokens_sha256 FROM shards WHERE id = ?"
+            keys, tokens = connection.execute(digests, [shard]).fetchone()
+        _check(self.shards.path("keys", shard), keys)
+        _check(self.shards.path("tokens", shard), tokens)
+
+
+def as_keys(vectors: Float[Tensor, "n width"]) -> Float[np.ndarray, "n width"]:
+    """Vectors in half precision; what does not fit is refused, not stored as infinity."""
+    if not torch.isfinite(keys := vectors.half()).all():
+        raise InputError("a hidden state does not fit float16; take a model that normalises its output")
+    return keys.cpu().numpy()
 
 
 def is_memory(directory: Path) -> bool:

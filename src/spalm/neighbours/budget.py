@@ -93,8 +93,9 @@ class Estimate:
         return cls(seconds, (keys + queries) * (4 * width + 40) + queries * neighbours * 12)
 
     def refuse_unless_it_fits(self, directory: Path) -> None:
+        already = sum(path.stat().st_blocks * 512 for path in directory.rglob("*") if path.is_file())
         free = shutil.disk_usage(directory).free
-        if self.disk > free:
+        if self.disk > free + already:
             raise InputError(
                 f"{directory} has {free / 1e9:.1f} GB free, the neighbours need up to {self.disk / 1e9:.1f} GB; "
                 "make room or choose another --out"

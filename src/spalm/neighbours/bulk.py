@@ -2,7 +2,7 @@
 
 Everything large is a file in the stage's folder, and every step leaves behind what it has done, so that a killed run
 goes on from there: partitions, the ordered copy of the keys, for each split its queries in order, its plan, and then
-the blocks of partitions, which workers answer one by one, each writing its part of the table.
+the blocks of queries, which workers answer one by one, each writing its part of the table.
 """
 
 import json
@@ -10,6 +10,8 @@ import math
 import multiprocessing
 import os
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
@@ -99,7 +101,7 @@ def find_neighbours(
                 "judged": answered.judged,
                 "plan": asdict(answered.plan),
             }
-        return {"encoder": memory.identity, "entries": len(entries), **bulk.facts, "splits": facts}, []
+        return {"lineage": memory.lineage(), "entries": len(entries), **bulk.facts, "splits": facts}, []
 
     artifact.stage(directory, KIND, VERSION, settings.as_json(), parents, make, restart)
     return NeighbourTable(directory, memory)
@@ -133,7 +135,7 @@ class Bulk:
             f"about {in_words(estimate.seconds)} on {budget.workers} core(s), "
             f"up to {estimate.disk / 1e9:.1f} GB of disk, {budget.ram / 1e9:.1f} GB of RAM"
         )
-        estimate.refuse_unless_it_fits(self.work)
+        estimate.refuse_unless_it_fits(self.folder)
 
     def prepare(self) -> None:
         """Learns the partitions and puts the keys in their order."""
@@ -209,7 +211,8 @@ class Bulk:
                 say(f"{job.name}: a recall of {settings.recall} is out of reach, {recall:.3f} is what can be had")
             room = self.budget.queries(self.partitions.space.width, plan.kept)
             fair = max(1000, math.ceil(job.positions / (2 * self.budget.workers)))
-            write_json(path, {"plan": asdict(plan), "blocks": _blocks(join.queries.ordered.starts, min(room, fair))})
+            blocks = chunks(0, len(join.queries.ordered), min(room, fair))
+            write_json(path, {"plan": asdict(plan), "blocks": blocks})
         stored = json.loads(path.read_text())
         return Plan(**stored["plan"]), stored["blocks"], judge
 
@@ -218,8 +221,7 @@ class Bulk:
         path = self.work / f"{job.name}.done.json"
         stored = json.loads(path.read_text()) if path.exists() else {}
         done: list[int] = stored["done"] if stored.get("boot") == boot() else []
-        starts = job.open().queries.ordered.starts
-        sizes = [int(starts[last] - starts[first]) for first, last in blocks]
+        sizes = [last - first for first, last in blocks]
         left = {number: block for number, block in enumerate(blocks) if number not in done}
         with bar(f"neighbours of {job.name}", sum(sizes), sum(sizes[number] for number in done)) as shown:
             shown.say(f"{job.plan.neighbours} each, reach {job.plan.reach:.2f}")
@@ -275,7 +277,8 @@ class _Job:
         for path, dtype, nothing in self._files():
             if not path.exists():
                 unfinished = path.with_name(path.name + TEMPORARY)
-                np.memmap(unfinished, dtype, "w+", shape=(self.positions, self.plan.neighbours))[:] = nothing
+                unfinished.unlink(missing_ok=True)
+                mapped(unfinished, dtype, (self.positions, self.plan.neighbours), "r+")[:] = nothing
                 unfinished.rename(path)
 
     def sync(self) -> None:
@@ -293,7 +296,7 @@ def _opened(job: _Job) -> Join:
 
 
 def answer(job: _Job, first: int, last: int) -> None:
-    """Finds the neighbours of a block of partitions and writes them to the table. Doing it again changes nothing."""
+    """Finds the neighbours of a block of queries and writes them to the table. Doing it again changes nothing."""
     positions, found = job.open().block(first, last)
     ids, distances = job.table("r+")
     ids[positions], distances[positions] = found.ids, found.distances
@@ -304,13 +307,28 @@ def _by_workers(job: _Job, blocks: dict[int, list[int]], count: int) -> Iterator
     # A forked worker begins at once; where forking is not safe, it starts anew.
     context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
     try:
-        with ProcessPoolExecutor(count, context, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        with ProcessPoolExecutor(count, context, initializer=_begin_work, initargs=(os.getpid(),)) as pool:
             waiting = {pool.submit(answer, job, *block): number for number, block in blocks.items()}
-            for future in as_completed(waiting):
-                future.result()
-                yield waiting[future]
+            try:
+                for future in as_completed(waiting):
+                    future.result()
+                    yield waiting[future]
+            finally:
+                pool.shutdown(cancel_futures=True)
     except BrokenProcessPool:
         raise InputError("a worker was killed, most likely for its memory; give less --ram and run again") from None
+
+
+def _begin_work(parent: int) -> None:
+    """A worker does its arithmetic alone, and does not outlive a parent that was killed."""
+    torch.set_num_threads(1)
+
+    def follow() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.5)
+        os._exit(1)
+
+    threading.Thread(target=follow, daemon=True).start()
 
 
 class _Encoded:
@@ -328,6 +346,8 @@ class _Encoded:
             file.seek(0, os.SEEK_END)
             for start, stop in chunks(done, len(text), block):
                 file.write(encoder.keys(text, start, stop, memory.keys_of, self.width, shown.advance).tobytes())
+                file.flush()
+                os.fsync(file.fileno())
         self._keys = mapped(path, "<f2", (len(text), self.width))
 
     def __len__(self) -> int:
@@ -341,14 +361,3 @@ class _Encoded:
 
     def documents(self, start: int, stop: int) -> np.ndarray:
         return np.full(stop - start, NOTHING)
-
-
-def _blocks(starts: np.ndarray, size: int) -> list[tuple[int, int]]:
-    """Partitions in a row, as many as have at most `size` queries, at least one."""
-    blocks, first = [], 0
-    while first < len(starts) - 1:
-        last = int(np.searchsorted(starts, starts[first] + size, side="right")) - 1
-        last = min(max(last, first + 1), len(starts) - 1)
-        blocks.append((first, last))
-        first = last
-    return blocks

@@ -73,7 +73,7 @@ class Exact:
 
 
 class Faiss:
-    """IVF with a byte for each dimension; opened from disk, its codes are mapped, not read."""
+    """IVF with a byte for each dimension."""
 
     def __init__(self, index: faiss.IndexIVF):
         self._index = index

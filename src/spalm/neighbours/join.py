@@ -32,6 +32,8 @@ _COMPARED = 1 << 18
 """Numbers of candidates' whole keys that are in the cache at a time."""
 _SCORES = 1 << 21
 """Scores that are held at a time."""
+_CANDIDATES = 1 << 22
+"""Candidates that are collected before they are offered."""
 BEGINNING = 0.1
 """Reach of a first round: what it finds brings r down, and the second round has fewer borders to cross."""
 _SHORT_OF_NEIGHBOURS = 16
@@ -62,11 +64,6 @@ class Queries:
     count: int
     """Positions there are: of entries, those beyond are not asked for."""
 
-    def asked(self) -> Bool[np.ndarray, "rows"]:
-        """Which rows are to be answered."""
-        positions = self.positions(np.arange(len(self.ordered)))
-        return (positions >= 0) & (positions < self.count)
-
     def positions(self, rows: Int[np.ndarray, "*n"]) -> Int[np.ndarray, "*n"]:
         return self.ordered.labels[rows] - (self.first_id or 0)
 
@@ -95,13 +92,11 @@ class Join:
         self.free_elsewhere = self.only_itself or queries.first_id is None
 
     def block(self, first: int, last: int) -> tuple[Int[np.ndarray, "queries"], Found]:
-        """The positions of the queries in the partitions [first, last), and their neighbours."""
-        starts = self.queries.ordered.starts[first : last + 1]
-        rows = np.arange(starts[0], starts[-1])
-        home = np.repeat(np.arange(first, last), np.diff(starts))
+        """The positions of the queries in rows [first, last), as far as they are asked for, and their neighbours."""
+        rows = np.arange(first, last)
         positions = self.queries.positions(rows)
         asked = (positions >= 0) & (positions < self.queries.count)
-        return positions[asked], self.answer(rows[asked], home[asked])
+        return positions[asked], self.answer(rows[asked], self.queries.ordered.partition_of(rows[asked]))
 
     def answer(self, rows: Int[np.ndarray, "queries"], home: Int[np.ndarray, "queries"]) -> Found:
         """The neighbours of rows of the queries, which are given in rising order with their partitions."""
@@ -124,7 +119,7 @@ class Join:
     def _visit(self, rows, home, vectors, best: Best, seen, reach: float) -> Float[Tensor, "queries"]:
         """Visits the partitions whose margins are beyond those `seen` and within `reach`."""
         query, partition, limits = self._visits(home, vectors, seen, reach * self.radius(vectors, best))
-        best.offer(self._look_elsewhere(rows, vectors, best, query, partition))
+        self._look_elsewhere(rows, vectors, best, query, partition)
         return limits
 
     def _look_at_home(self, rows, home, vectors: Float[Tensor, "queries width"], best: Best) -> None:
@@ -184,8 +179,8 @@ class Join:
         few = margins[short].kthvalue(min(_SHORT_OF_NEIGHBOURS, margins.shape[1]), dim=1).values
         return reach.masked_scatter(short, few)
 
-    def _look_elsewhere(self, rows, vectors, best: Best, query, partition) -> Candidates:
-        """What beats the bars of the queries in the partitions that they visit.
+    def _look_elsewhere(self, rows, vectors, best: Best, query, partition) -> None:
+        """Offers what beats the bars of the queries in the partitions that they visit.
 
         Where a query has no bar yet, or a partition would offer too much, it is the best few of each partition.
         """
@@ -193,7 +188,10 @@ class Join:
         no_bar = torch.isinf(bars)
         bars[no_bar] = 0.0
 
-        def look(partition: int, first: int, last: int) -> Candidates:
+        collected: list[Candidates] = []
+        held = [0]
+
+        def look(partition: int, first: int, last: int) -> None:
             place, queries = slice(*self.keys.starts[partition : partition + 2]), query[first:last]
             index = torch.from_numpy(queries)
             asking, own_bars = vectors.index_select(0, index), bars.index_select(0, index)
@@ -201,10 +199,18 @@ class Join:
             scores.sub_(own_bars[:, None])
             who, row, score = self._worth_keeping(scores, no_bar.index_select(0, index), rows[queries], place)
             found = Candidates(queries[who], row + place.start, score + own_bars.numpy()[who])
-            return found if self.free_elsewhere else found.where(~self._forbidden(rows[found.query], found.row))
+            collected.append(
+                found if self.free_elsewhere else found.where(~self._forbidden(rows[found.query], found.row))
+            )
+            held[0] += len(found)
+            if held[0] > _CANDIDATES:
+                best.offer(Candidates.joined(collected))
+                collected.clear()
+                held[0] = 0
 
-        found = self._by_partition(look, partition)
-        return Candidates.joined(found) if found else Candidates(*np.zeros((3, 0), np.int64))
+        self._by_partition(look, partition)
+        if collected:
+            best.offer(Candidates.joined(collected))
 
     def _worth_keeping(self, scores: Tensor, no_bar: Bool[Tensor, "queries"], rows, place: slice):
         """(query, row, score) of what is above zero; of the best few where that is no bar, or far too low a one."""

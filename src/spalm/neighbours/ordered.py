@@ -12,6 +12,7 @@ what a machine left behind when it went down is begun again.
 """
 
 import json
+import os
 from collections.abc import Callable
 from mmap import MADV_DONTNEED
 from pathlib import Path
@@ -52,8 +53,19 @@ class Vectors(Protocol):
 def mapped(path: Path, dtype: str, shape: tuple[int, ...], mode: str = "c") -> np.ndarray:
     """An array in a file: to be read (torch wants it writable, so a change would stay private), or with r+ written."""
     if not all(shape):
+        path.touch()
         return np.zeros(shape, dtype)
-    return np.memmap(path, dtype, mode if path.exists() else "w+", shape=shape)
+    if mode == "r+" and not path.exists():
+        allocate(path, int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize)
+    return np.memmap(path, dtype, mode, shape=shape)
+
+
+def allocate(path: Path, size: int) -> None:
+    """A file with room on the disk for all of it: a full disk is an error now, not a crash while it is written."""
+    with path.open("wb") as file:
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(file.fileno(), 0, size)
+        file.truncate(size)
 
 
 def release(*arrays: np.ndarray) -> None:
@@ -83,6 +95,7 @@ class Ordered:
         return len(self.whole)
 
     def keys(self, start: int, stop: int) -> Float[np.ndarray, "rows width"]:
+        self._touch(stop - start, 2 * self.width)
         return self.whole[start:stop]
 
     def take(self, rows: Int[np.ndarray, "*n"]) -> Float[np.ndarray, "*n width"]:
@@ -174,6 +187,7 @@ class _Work:
                 self.member[rows] = self.partitions.assign(vectors.numpy())
 
             self.in_parallel(assign, chunks(0, stop - start, _TASK))
+            release(self.member, self.half_norms, *([] if self.scan is None else [self.scan]))
             state.assigned = stop
             state.save()
             progress(stop - start)
@@ -181,9 +195,9 @@ class _Work:
     def move(self, state: _State, progress: Progress) -> None:
         """The partitions in order, within each the rows in order."""
         partitions = len(self.partitions)
-        starts = np.concatenate([[0], np.cumsum(np.bincount(self.member, minlength=partitions))])
+        starts = np.concatenate([[0], np.cumsum(self._sizes(len(self.vectors)))])
         starts.astype("<i8").tofile(self.directory / "starts")
-        places = starts[:-1] + np.bincount(self.member[: state.moved], minlength=partitions)
+        places = starts[:-1] + self._sizes(state.moved)
         keys = self._array("keys", "<f2", self.vectors.width)
         half_norms = self._array("half_norms", "<f4")
         labels, documents = self._array("labels", "<i8"), self._array("documents", "<i8")
@@ -200,9 +214,16 @@ class _Work:
             self._scatter(self.vectors.documents(start, stop), order, documents, target)
             if scan is not None and self.scan is not None:
                 self._scatter(self.scan[start:stop], order, scan, target)
+                release(self.scan)
+            release(self.member, self.half_norms)
             state.moved = stop
             state.save()
             progress(stop - start)
+
+    def _sizes(self, rows: int) -> Int[np.ndarray, "partitions"]:
+        """How many of the first `rows` belong to each partition."""
+        parts = [self.member[start:stop] for start, stop in chunks(0, rows, self.block)]
+        return sum((np.bincount(part, minlength=len(self.partitions)) for part in parts), np.zeros(1, np.int64))
 
     def _scatter(self, source: np.ndarray, order: np.ndarray, out: np.ndarray, target: np.ndarray) -> None:
         def move(task: tuple[int, int]) -> None:

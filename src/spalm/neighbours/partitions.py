@@ -49,7 +49,9 @@ class Space:
 
     def project(self, keys: np.ndarray) -> Float[Tensor, "n width"]:
         vectors = torch.from_numpy(np.asarray(keys)).float()
-        return (vectors - torch.from_numpy(self.mean)) @ torch.from_numpy(self.rotation) if self.reduced else vectors
+        if self.mean.any():
+            vectors = vectors - torch.from_numpy(self.mean)
+        return vectors @ torch.from_numpy(self.rotation) if self.reduced else vectors
 
 
 @dataclass(frozen=True)
@@ -103,7 +105,9 @@ def learn_space(sample: Float[np.ndarray, "n full"], width: int | None = None) -
         width = -(-needed // _STEP) * _STEP
         width = width if 2 * width <= full else full
     rotation = axes.directions[:, :width] if width < full else axes.directions[:, :0]
-    return Space(axes.mean, np.ascontiguousarray(rotation))
+    # Far from the origin, products of vectors lose digits; near it, whole keys need not be shifted.
+    mean = axes.mean if width < full or axes.mean @ axes.mean > axes.variance else np.zeros_like(axes.mean)
+    return Space(mean, np.ascontiguousarray(rotation))
 
 
 def learn_partitions(

@@ -4,27 +4,32 @@ What was remembered after the index was made is searched exactly beside it, what
 need not be up to date for an answer to be.
 """
 
+import errno
 import json
+import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 from jaxtyping import Float, Int
 
-from spalm.artifact import digest_of_json, only_writer, write_json
+from spalm.artifact import only_writer, write_json
 from spalm.console import say
 from spalm.errors import InputError
 from spalm.memory import Entries, Memory
 from spalm.neighbours.best import NOTHING
 from spalm.neighbours.exact import nearest
 from spalm.neighbours.exclusion import STRANGER, Exclusion
-from spalm.neighbours.index import Index, Kind, build_index, load_index
-from spalm.neighbours.workers import Map, in_turn
+from spalm.neighbours.index import FILE, Index, Kind, build_index, load_index
+from spalm.neighbours.workers import Map, chunks, in_turn
 
 DESCRIPTION = "index.json"
 _JUDGED = 256
 _MARGIN = 16
 """Candidates asked for beyond those wanted: for forgotten ones, and for those that codes put in the wrong order."""
+_MOST = 1 << 16
+"""Candidates that are asked for at most, however many of them are dead."""
+_BLOCK = 1 << 16
 _ONLY_ITSELF = Exclusion()
 
 
@@ -33,8 +38,8 @@ class Description:
     """What an index on disk says of itself."""
 
     kind: Kind
-    keys: str
-    """Digest of the memory's identity: an index of other keys is refused."""
+    lineage: list[str]
+    """Of the memory when the index was made: an index of other keys is refused."""
     upto: int
     """It holds the entries with lower ids that were alive when it was made."""
     effort: int
@@ -68,9 +73,9 @@ class Searcher:
         while True:
             proposed = self.index.candidates(queries, wanted)
             ids, distances = _rank(queries, np.concatenate([proposed, recent], 1), count, entries, mask)
-            # If a query came away with too little because most of what was proposed is dead, more is asked for.
-            full = proposed.shape[1] >= wanted and (proposed != NOTHING).any()
-            if not full or wanted > self.upto or (ids != NOTHING).all():
+            # A query that came away with too little, though as much as asked for was proposed, met mostly dead entries.
+            short = (ids == NOTHING).any(1) & (proposed != NOTHING).all(1)
+            if not short.any() or proposed.shape[1] < wanted or wanted >= _MOST:
                 return ids, distances
             wanted *= 4
 
@@ -89,9 +94,10 @@ class Searcher:
         False if this kind of index takes nothing in: then it is to be built again when too much is searched beside it.
         """
         entries = self.memory.entries()
-        first, end = entries.first_row(self.upto), len(entries)
-        if first < end and not self.index.add(entries.labels(first, end), entries.keys(first, end)):
-            return False
+        end = len(entries)
+        for start, stop in chunks(entries.first_row(self.upto), end, _BLOCK):
+            if not self.index.add(entries.labels(start, stop), entries.keys(start, stop)):
+                return False
         self.upto = max(self.upto, int(entries.ids(np.array(end - 1))) + 1 if end else 0)
         self.index.delete(entries.gaps(self.upto))
         return True
@@ -176,9 +182,10 @@ def make_searcher(
             say(f"{kind}: a recall of {recall} is out of reach, {found:.3f} is what can be had")
             break
         index.effort = min(2 * index.effort, index.most_effort)
-    described = Description(kind, digest_of_json(memory.identity), searcher.upto, index.effort, found)
+    described = Description(kind, memory.lineage(), searcher.upto, index.effort, found)
     save_searcher(searcher, described, directory)
-    say(f"{directory}: {kind} index of {len(entries):,} entries, recall@{neighbours} {found or 1:.3f}")
+    measured = "no recall to measure" if found is None else f"recall@{neighbours} {found:.3f}"
+    say(f"{directory}: {kind} index of {len(entries):,} entries, {measured}")
     return searcher, described
 
 
@@ -186,7 +193,12 @@ def save_searcher(searcher: Searcher, description: Description, directory: Path)
     directory.mkdir(parents=True, exist_ok=True)
     with only_writer(directory):
         (directory / DESCRIPTION).unlink(missing_ok=True)
-        searcher.index.save(directory)
+        for leftover in (directory / FILE, directory / "ids", directory / "leaves.json"):
+            shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink(missing_ok=True)
+        try:
+            searcher.index.save(directory)
+        except RuntimeError as error:
+            raise OSError(errno.EIO, f"the index could not be written ({error})", str(directory)) from None
         write_json(directory / DESCRIPTION, {**asdict(description), "upto": searcher.upto})
 
 
@@ -195,9 +207,15 @@ def open_searcher(memory: Memory, directory: Path, in_parallel: Map = in_turn) -
     path = directory / DESCRIPTION
     if not path.exists():
         raise InputError(f"{directory} holds no index (no {DESCRIPTION}); make one with `spalm index`")
-    described = Description(**json.loads(path.read_text()))
-    if described.keys != digest_of_json(memory.identity):
+    try:
+        described = Description(**json.loads(path.read_text()))
+    except (ValueError, TypeError):
+        raise InputError(f"{path} is damaged; make the index again with `spalm index`") from None
+    if described.lineage != memory.lineage()[: len(described.lineage)]:
         raise InputError(f"{directory} is an index of other keys than {memory.directory}'s; make it again")
-    index = load_index(described.kind, directory)
+    try:
+        index = load_index(described.kind, directory)
+    except (RuntimeError, ValueError, OSError):
+        raise InputError(f"{directory} is damaged; make the index again with `spalm index`") from None
     index.effort = described.effort
     return Searcher(memory, index, described.upto, in_parallel), described

@@ -25,7 +25,8 @@ class NeighbourTable(Artifact):
     def __init__(self, directory: Path | str, memory: Memory):
         super().__init__(directory, KIND)
         self.memory = memory
-        if self.facts["encoder"] != memory.identity:
+        lineage = self.facts["lineage"]
+        if lineage != memory.lineage()[: len(lineage)]:
             raise InputError(
                 f"{self.directory} was made with another memory than {memory.directory}; run `spalm neighbours` again"
             )

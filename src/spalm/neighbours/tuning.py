@@ -1,6 +1,6 @@
 """Finding how far the join must look for the recall that is asked for, on a sample of its own queries."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from spalm.neighbours.best import NOTHING, Best
 from spalm.neighbours.exact import nearest
 from spalm.neighbours.exclusion import Exclusion
-from spalm.neighbours.join import Found, Join, Plan, Queries
+from spalm.neighbours.join import BEGINNING, Found, Join, Plan, Queries
 from spalm.neighbours.ordered import Ordered
 from spalm.neighbours.partitions import NEAR
 from spalm.neighbours.workers import Map
@@ -20,8 +20,8 @@ _KEPT = (2, 3, 4, 6, 8, 12, 16)
 _SLACK = 1e-4
 """Relative difference below which two distances count as the same: which of several equals is found does not matter."""
 _NEAR = (32, 64, 128, NEAR)
-_LEAST = 0.02
-"""Reach below which nothing is saved any more."""
+_FURTHER = 1.25
+"""How much further it reaches if the sample was not found as predicted."""
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,7 @@ class Judge:
     def of(
         cls, keys: Ordered, queries: Queries, neighbours: int, exclusion: Exclusion, seed: int, in_parallel: Map
     ) -> "Judge":
-        asked = np.flatnonzero(queries.asked())
-        rows = np.sort(np.random.default_rng(seed).choice(asked, min(SAMPLE, len(asked)), replace=False))
+        rows = _sample(queries, np.random.default_rng(seed))
         own, documents = queries.own(rows), queries.ordered.documents[rows]
 
         def forbidden(query: np.ndarray, row: np.ndarray) -> np.ndarray:
@@ -54,7 +53,16 @@ class Judge:
         exist = self.true != NOTHING
         worst = np.where(exist, self.distances, -1.0).max(1, keepdims=True)
         near_enough = (found.distances <= worst * (1 + _SLACK) + _SLACK) & (found.ids != NOTHING)
-        return float((near_enough & exist).sum() / max(1, exist.sum()))
+        return float((near_enough & exist).sum() / exist.sum()) if exist.any() else 1.0
+
+
+def _sample(queries: Queries, random: np.random.Generator) -> Int[np.ndarray, "sample"]:
+    """Up to SAMPLE rows that are asked for, rising; looked for among many more, not among all of a large memory."""
+    count = len(queries.ordered)
+    rows = np.arange(count) if count <= 64 * SAMPLE else np.unique(random.integers(0, count, 64 * SAMPLE))
+    positions = queries.positions(rows)
+    rows = rows[(positions >= 0) & (positions < queries.count)]
+    return np.sort(random.choice(rows, min(SAMPLE, len(rows)), replace=False))
 
 
 def tune(
@@ -72,20 +80,21 @@ def tune(
     wanted = target + (spare / 3 if reduced else 0)
     reach = _reach(np.where(rank < near, ratio, 1.0), exist, wanted)
 
-    def recall(kept: int) -> float:
-        join = Join(keys, queries, Plan(neighbours, kept, near, reach), exclusion)
-        return judge.recall(join.answer(judge.rows, queries.ordered.partition_of(judge.rows)))
-
-    for kept in [factor * neighbours for factor in (_KEPT if reduced else (1,))]:
-        found = recall(kept)
-        if found >= target:
-            break
-    return Plan(neighbours, kept, near, reach), found
+    home = queries.ordered.partition_of(judge.rows)
+    plans = [Plan(neighbours, factor * neighbours, near, reach) for factor in (_KEPT if reduced else (1,))]
+    while True:
+        for plan in plans:
+            found = judge.recall(Join(keys, queries, plan, exclusion).answer(judge.rows, home))
+            if found >= target:
+                return plan, found
+        if plan.reach >= 1 and plan.near >= NEAR:
+            return plan, found
+        plans = [replace(plan, near=NEAR, reach=min(1.0, plan.reach * _FURTHER))]
 
 
 def _reach(needed: Float[np.ndarray, "sample neighbours"], exist: np.ndarray, wanted: float) -> float:
     """The least reach at which the share of neighbours found is `wanted`, and half a standard error of it more."""
-    for reach in np.geomspace(_LEAST, 1.0, 60):
+    for reach in np.geomspace(BEGINNING, 1.0, 60):
         found = (needed <= reach) & exist
         shares = found.sum(1) / exist.sum(1).clip(1)
         error = shares.std() / len(shares) ** 0.5
