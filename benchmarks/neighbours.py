@@ -92,24 +92,23 @@ class First:
 class Repeated(First):
     """The keys of a memory over and over, each time with other noise, a tenth of their own spread."""
 
-    _TILE = 4096
+    _TILE = 64
 
     def __init__(self, memory: Memory, count: int):
         self._entries, self._count = memory.entries(), count
         self.width = self._entries.width
-        self._noise = 0.1 * self._entries.keys(0, 4096).astype(np.float32).std(0)
+        spread = self._entries.keys(0, 4096).astype(np.float32).std(0)
+        self._noise = 0.1 * spread * np.random.default_rng(0).standard_normal((1 << 16, self.width), np.float32)
 
     def keys(self, start: int, stop: int) -> np.ndarray:
-        tiles = range(start // self._TILE, -(-stop // self._TILE))
-        found = np.concatenate([self._tile(tile) for tile in tiles])
-        return found[start - tiles[0] * self._TILE : stop - tiles[0] * self._TILE]
-
-    def _tile(self, tile: int) -> np.ndarray:
-        rows = (np.arange(self._TILE) + tile * self._TILE) % len(self._entries)
-        cut = int(np.argmin(rows))  # where the keys begin again
-        parts = [self._entries.keys(int(part[0]), int(part[-1]) + 1) for part in (rows[:cut], rows[cut:]) if len(part)]
-        noise = np.random.default_rng(tile).standard_normal((self._TILE, self.width), np.float32) * self._noise
-        return (np.concatenate(parts) + noise).astype("<f2")
+        parts = []
+        while start < stop:
+            place = start % len(self._entries)
+            count = min(stop - start, len(self._entries) - place, self._TILE - start % self._TILE)
+            noise = hash((start // self._TILE, 1)) % (len(self._noise) - self._TILE) + start % self._TILE
+            parts.append(self._entries.keys(place, place + count) + self._noise[noise : noise + count])
+            start += count
+        return np.concatenate(parts).astype("<f2")
 
     def labels(self, start: int, stop: int) -> np.ndarray:
         return np.arange(start, stop)

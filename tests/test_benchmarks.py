@@ -20,3 +20,35 @@ def test_flops_are_those_that_torch_counts():
     seen = counter.get_total_flops() / subject.tokens
     claimed = training.count_flops(network, training.VOCABULARY, training.SEGMENT, training.MEMORY, lanes)
     assert claimed["step"] == seen + output_layer + added_in_place
+
+
+def test_repeated_keys_are_the_same_however_they_are_read(tmp_path):
+    import numpy as np
+    from stubs import StubEncoder, new_memory, random_texts, stream
+
+    import neighbours
+    from spalm.memory import remember, source_of_text
+
+    encoder = StubEncoder()
+    memory = new_memory(tmp_path / "memory", encoder)
+    text = stream(random_texts(np.random.default_rng(0), 20))
+    remember(memory, encoder, text, source_of_text(text))
+    repeated = neighbours.Repeated(memory, 3 * len(text))
+    whole = repeated.keys(0, len(repeated))
+    pieces = [repeated.keys(start, min(start + 37, len(repeated))) for start in range(0, len(repeated), 37)]
+    np.testing.assert_array_equal(np.concatenate(pieces), whole)
+    assert not np.array_equal(whole[: len(text)], whole[len(text) : 2 * len(text)])
+
+
+def test_peers_are_judged_by_distance_and_without_themselves():
+    import numpy as np
+
+    import peers
+
+    random = np.random.default_rng(0)
+    keys = np.repeat(random.standard_normal((60, 5)).astype(np.float32), 2, axis=0)
+    truth = peers.Truth.of(keys, 3, 40, 1)
+    distances = ((keys[truth.rows][:, None] - keys[None]) ** 2).sum(2)
+    order = np.argsort(distances, axis=1)[:, :4]
+    assert truth.recall(keys, peers.without_itself(order, truth.rows)) == 1.0
+    assert truth.recall(keys, np.full((40, 3), -1)) == 0.0

@@ -176,3 +176,14 @@ def test_partitions_survive_being_saved(tmp_path):
     vectors = space.project(keys).numpy()
     np.testing.assert_array_equal(found.assign(vectors), made.assign(vectors))
     assert all(number not in row for number, row in enumerate(found.near.tolist()))
+
+
+@pytest.mark.parametrize("exclusion", [Exclusion(), Exclusion(window=3)])
+def test_the_judge_is_exact_with_fewer_dimensions_too(tmp_path, exclusion):
+    keys = Array(clustered(900, 24, 0) * np.linspace(2, 0.1, 24, dtype=np.float32))
+    own = ordered(keys, tmp_path, width=6, block=500)
+    judge = Judge.of(own, Queries(own, 0, 900), COUNT, exclusion, 1, in_turn)
+    expected = brute_force(keys, keys, COUNT, exclusion)[np.asarray(own.labels)[judge.rows]]
+    np.testing.assert_allclose(judge.distances, expected, rtol=1e-4, atol=1e-5)
+    direct = ((own.take(judge.true).astype(np.float32) - own.take(judge.rows).astype(np.float32)[:, None]) ** 2).sum(2)
+    np.testing.assert_allclose(judge.distances, direct, rtol=1e-4, atol=1e-5)

@@ -6,6 +6,7 @@ from typing import Protocol
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
+from torch import Tensor
 
 from spalm.neighbours.best import NOTHING, Best, Candidates, highest, positive
 from spalm.neighbours.workers import Map, chunks
@@ -16,6 +17,11 @@ _KEYS, _AT_ONCE = 2048, 256
 """Keys and queries whose scores one thread holds at a time: few enough to stay in its cache."""
 _BLOCKS = 64
 """Blocks of keys that are looked at before the bars are raised: fixed, so that results do not depend on threads."""
+
+_WHOLE = 1024
+"""Whole keys that are compared at a time."""
+_ROUNDING = 2e-3
+"""Relative error allowed for squared lengths in half precision."""
 
 Forbidden = Callable[[Int[np.ndarray, "n"], Int[np.ndarray, "n"]], Bool[np.ndarray, "n"]]
 """(query numbers, rows) -> which of these pairs must not be found; the shapes broadcast."""
@@ -84,3 +90,49 @@ def _best(queries, keys: Keys, count: int, in_parallel: Map, forbidden: Forbidde
         best.offer(Candidates.joined(in_parallel(look, blocks[first:last])))
         progress((blocks[last - 1][1] - blocks[first][0]) * len(queries))
     return best
+
+
+class ScannedKeys(Keys, Protocol):
+    def scan(self, rows: slice) -> Float[Tensor, "rows reduced"]: ...
+
+
+def nearest_within(
+    queries: Float[np.ndarray, "n width"],
+    projected: Float[Tensor, "n reduced"],
+    within: Float[np.ndarray, "n"],
+    keys: ScannedKeys,
+    count: int,
+    in_parallel: Map,
+    forbidden: Forbidden | None = None,
+) -> tuple[Int[np.ndarray, "n count"], Float[np.ndarray, "n count"]]:
+    """As `nearest`, given squared distances `within` which neighbours lie, and a projection that shortens distances.
+
+    What is further away than that in the projection need not be looked at whole: exact, at the cost of the projection.
+    """
+    best = Best(len(queries), count)
+    # Projections are kept in half precision: a little further than `within` may be nearer.
+    furthest = torch.from_numpy(within * (1 + _ROUNDING)) + _ROUNDING * projected.square().sum(1)
+    bars = (projected.square().sum(1) - furthest) / 2
+
+    def look(block: tuple[int, int]) -> Candidates:
+        theirs = keys.scan(slice(*block))
+        half_norms = theirs.square().sum(1) / -2
+        parts = []
+        for first, last in chunks(0, len(queries), _AT_ONCE):
+            scores = torch.addmm(half_norms, projected[first:last], theirs.T).sub_(bars[first:last, None])
+            query, row, _ = positive(scores)
+            parts.append((query + first, row + block[0]))
+        query, row = map(np.concatenate, zip(*parts))
+        if forbidden is not None:
+            allowed = ~forbidden(query, row)
+            query, row = query[allowed], row[allowed]
+        gaps = [
+            ((keys.take(row[first:last]).astype(np.float32) - queries[query[first:last]]) ** 2).sum(1)
+            for first, last in chunks(0, len(row), _WHOLE)
+        ]
+        return Candidates(query, row, -np.concatenate([np.zeros(0, np.float32), *gaps]))
+
+    blocks = chunks(0, len(keys), _KEYS)
+    for first, last in chunks(0, len(blocks), _BLOCKS):
+        best.offer(Candidates.joined(in_parallel(look, blocks[first:last])))
+    return best.rows, -best.scores

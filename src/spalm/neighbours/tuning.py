@@ -6,7 +6,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from spalm.neighbours.best import NOTHING, Best
-from spalm.neighbours.exact import nearest
+from spalm.neighbours.exact import nearest, nearest_within
 from spalm.neighbours.exclusion import Exclusion
 from spalm.neighbours.join import BEGINNING, Found, Join, Plan, Queries
 from spalm.neighbours.ordered import Ordered
@@ -46,7 +46,13 @@ class Judge:
 
         mask = None if queries.first_id is None else forbidden
         vectors = queries.ordered.take(rows).astype(np.float32)
-        return cls(rows, *nearest(vectors, keys, neighbours, in_parallel, mask))
+        if not keys.partitions.space.reduced:
+            return cls(rows, *nearest(vectors, keys, neighbours, in_parallel, mask))
+        # Some entries, any entries, say how far away the neighbours are at most.
+        join = Join(keys, queries, Plan(neighbours, neighbours, NEAR, BEGINNING), exclusion)
+        within = join.answer(rows, queries.ordered.partition_of(rows)).distances[:, -1]
+        scan = queries.ordered.scan(rows)
+        return cls(rows, *nearest_within(vectors, scan, within, keys, neighbours, in_parallel, mask))
 
     def recall(self, found: Found) -> float:
         """Share of the neighbours found that are as near as the true ones; those that do not exist are not counted."""
