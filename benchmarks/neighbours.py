@@ -97,7 +97,7 @@ class Repeated(First):
     def __init__(self, memory: Memory, count: int):
         self._entries, self._count = memory.entries(), count
         self.width = self._entries.width
-        spread = self._entries.keys(0, 4096).astype(np.float32).std(0)
+        spread = self._entries.keys(0, min(4096, len(self._entries))).astype(np.float32).std(0)
         self._noise = 0.1 * spread * np.random.default_rng(0).standard_normal((1 << 16, self.width), np.float32)
 
     def keys(self, start: int, stop: int) -> np.ndarray:

@@ -99,12 +99,17 @@ def tune(
 
 
 def _reach(needed: Float[np.ndarray, "sample neighbours"], exist: np.ndarray, wanted: float) -> float:
-    """The least reach at which the share of neighbours found is `wanted`, and half a standard error of it more."""
+    """The least reach at which the share of neighbours found is `wanted`, and half a standard error of it more.
+
+    If that is more than can be found at all, it stops a little short of what can: the last few cost the most.
+    """
+    attainable = ((needed < 1) & exist).sum() / max(1, exist.sum())
+    wanted = min(wanted, attainable - (1 - wanted) / 4)
     for reach in np.geomspace(BEGINNING, 1.0, 60):
         found = (needed <= reach) & exist
         shares = found.sum(1) / exist.sum(1).clip(1)
-        error = shares.std() / len(shares) ** 0.5
-        if found.sum() >= (wanted + error / 2) * exist.sum():
+        error = shares.std() / max(1, len(shares)) ** 0.5 if len(shares) else 0.0
+        if found.sum() >= min(wanted + error / 2, attainable) * exist.sum():
             break
     return float(reach)
 
