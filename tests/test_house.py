@@ -78,6 +78,7 @@ def test_the_papers_set_ups_are_the_papers():
         assert (recipe.training.segment_length, recipe.training.memory_length) == (segment, memory)
         assert recipe.evaluation.memory_lengths == at_test
         assert recipe.corpus.tokeniser.size == size
+        assert recipe.neighbours.count == (2 if name == "enwik8" else 4)
 
 
 @pytest.mark.parametrize("name", ["wikitext103", "wmt19", "enwik8"])
