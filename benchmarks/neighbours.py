@@ -101,7 +101,7 @@ class Repeated(First):
         self._noise = 0.1 * spread * np.random.default_rng(0).standard_normal((1 << 16, self.width), np.float32)
 
     def keys(self, start: int, stop: int) -> np.ndarray:
-        parts = []
+        parts = [np.zeros((0, self.width), np.float32)]
         while start < stop:
             place = start % len(self._entries)
             count = min(stop - start, len(self._entries) - place, self._TILE - start % self._TILE)

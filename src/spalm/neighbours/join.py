@@ -80,7 +80,7 @@ class Found:
 
 
 class Join:
-    """Answers blocks of queries, a block being some consecutive partitions of them."""
+    """Answers queries, given as rows of an ordered copy."""
 
     def __init__(self, keys: Ordered, queries: Queries, plan: Plan, exclusion: Exclusion):
         self.keys, self.queries, self.plan, self.exclusion = keys, queries, plan, exclusion
