@@ -9,7 +9,6 @@ import json
 import math
 import multiprocessing
 import os
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -304,10 +303,12 @@ def answer(job: _Job, first: int, last: int) -> None:
 
 def _by_workers(job: _Job, blocks: dict[int, list[int]], count: int) -> Iterator[int]:
     """Answers numbered blocks in processes of their own, yielding the number of each when it is done."""
-    # A forked worker begins at once; where forking is not safe, it starts anew.
-    context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
+    # Not forked from here: a fork while another thread is inside MKL leaves the child waiting for it for ever. They are
+    # forked from a server process that has only imported this module.
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
     try:
-        with ProcessPoolExecutor(count, context, initializer=_begin_work, initargs=(os.getpid(),)) as pool:
+        with ProcessPoolExecutor(count, context, initializer=_begin_work) as pool:
             waiting = {pool.submit(answer, job, *block): number for number, block in blocks.items()}
             try:
                 for future in as_completed(waiting):
@@ -319,9 +320,11 @@ def _by_workers(job: _Job, blocks: dict[int, list[int]], count: int) -> Iterator
         raise InputError("a worker was killed, most likely for its memory; give less --ram and run again") from None
 
 
-def _begin_work(parent: int) -> None:
+def _begin_work() -> None:
     """A worker does its arithmetic alone, and does not outlive a parent that was killed."""
     torch.set_num_threads(1)
+    keep_freed_memory()
+    parent = os.getppid()
 
     def follow() -> None:
         while os.getppid() == parent:
