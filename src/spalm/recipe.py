@@ -3,7 +3,7 @@
 What counts, from weak to strong: defaults < recipe file < key=value on the command line.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -104,15 +104,19 @@ class Run:
     hardware: Hardware
     tensorboard: bool = False
     restart: bool = False
+    _trained: dict[ModelName, TrainedModel] = field(default_factory=dict)
 
     @cached_property
     def corpus(self) -> Corpus:
         return build_corpus(self.recipe.corpus, self.directory / "corpus", self.restart)
 
     def model(self, name: ModelName) -> TrainedModel:
-        settings = self.recipe.model(name)
-        where = self.directory / name
-        return train_model(settings, self.corpus, where, name, self.hardware, self.tensorboard, self.restart)
+        if name not in self._trained:
+            settings, where = self.recipe.model(name), self.directory / name
+            self._trained[name] = train_model(
+                settings, self.corpus, where, name, self.hardware, self.tensorboard, self.restart
+            )
+        return self._trained[name]
 
     @cached_property
     def encoder(self) -> Encoder:

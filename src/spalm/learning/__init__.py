@@ -1,7 +1,7 @@
 """The loop that any of our models trains in: optimiser and schedule, checkpoint and resume, run log, hardware."""
 
 from spalm.learning.checkpoint import load_parameters
-from spalm.learning.device import Hardware, autocast, keep_freed_memory
+from spalm.learning.device import Hardware, autocast, give_back_freed_memory, keep_freed_memory
 from spalm.learning.loop import BEST, Loss, TrainingSettings, fit
 from spalm.learning.optimiser import OptimiserSettings
 
@@ -13,6 +13,7 @@ __all__ = [
     "TrainingSettings",
     "autocast",
     "fit",
+    "give_back_freed_memory",
     "keep_freed_memory",
     "load_parameters",
 ]

@@ -46,6 +46,13 @@ def best_device() -> str:
     return "mps" if torch.backends.mps.is_available() else "cpu"
 
 
+def give_back_freed_memory() -> None:
+    """Gives freed memory back to the system now, whatever `keep_freed_memory` said: others are about to need it."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform.startswith("linux") else None
+    if trim is not None:
+        trim(0)
+
+
 def keep_freed_memory() -> None:
     """Tells glibc to keep freed memory for the next tensor instead of giving it back to the system.
 

@@ -28,7 +28,7 @@ from spalm.artifact import TEMPORARY, write_json
 from spalm.console import bar, say
 from spalm.corpus import SPLITS, Corpus, TokenSplit
 from spalm.errors import InputError
-from spalm.learning import keep_freed_memory
+from spalm.learning import give_back_freed_memory, keep_freed_memory
 from spalm.memory import Encoder, Entries, Memory, source_of_split
 from spalm.neighbours.best import NOTHING
 from spalm.neighbours.budget import Budget, Estimate, in_words
@@ -123,7 +123,6 @@ class Bulk:
     def __init__(self, entries: Vectors, settings: NeighbourSettings, folder: Path, work: Path, budget: Budget):
         self.entries, self.settings, self.folder, self.work, self.budget = entries, settings, folder, work, budget
         work.mkdir(parents=True, exist_ok=True)
-        keep_freed_memory()
 
     def announce(self, queries: int) -> None:
         """Says what it is going to cost, and refuses what does not fit."""
@@ -141,6 +140,7 @@ class Bulk:
         with workers(self.budget.workers) as in_parallel:
             self.partitions = self._partitions(in_parallel)
             self._put_in_order(self.entries, "keys", in_parallel)
+        give_back_freed_memory()
 
     @property
     def facts(self) -> dict[str, int]:
@@ -194,6 +194,7 @@ class Bulk:
             plan, blocks, judge = self._plan(job, in_parallel)
         job = replace(job, plan=plan)
         job.make_table()
+        give_back_freed_memory()
         self._work_through(job, blocks)
         ids, distances = job.table()
         judged = job.open().queries.positions(judge.rows)
