@@ -16,8 +16,18 @@ import torch
 from spalm.errors import InputError
 from spalm.lm import NetworkSettings, Reading, Transformer
 from spalm.memory import Encoder, MemorySettings, open_memory, remember, source_of_split
-from spalm.neighbours import NOTHING, Budget, NeighbourSettings, NeighbourTable, find_neighbours, nearest, parse_size
+from spalm.neighbours import (
+    NOTHING,
+    Budget,
+    Exclusion,
+    NeighbourSettings,
+    NeighbourTable,
+    find_neighbours,
+    nearest,
+    parse_size,
+)
 from spalm.neighbours.budget import Estimate
+from spalm.neighbours.exclusion import STRANGER, Askers
 from spalm.neighbours.workers import in_turn
 
 BUDGET = Budget(2 << 30, 2)
@@ -47,8 +57,8 @@ def test_every_position_of_every_split_has_its_neighbours(memory, encoder, corpu
         ids, distances = table.read(split, np.arange(len(text)))
         assert ids.shape == distances.shape == (len(text), 3)
         queries = encoder.keys(text, 0, len(text), memory.keys_of, memory.width).astype(np.float32)
-        own = np.arange(len(text)) if split == "train" else np.full(len(text), -9)
-        _, true = nearest(queries, entries, 3, in_turn, lambda query, row, own=own: own[query] == entries.ids(row))
+        own = np.arange(len(text)) if split == "train" else np.full(len(text), STRANGER)
+        _, true = nearest(queries, entries, 3, in_turn, Askers(own, own, Exclusion()))
         near_enough = distances <= true[:, -1:] * 1.001 + 1e-3
         assert near_enough.mean() > 0.9
         assert abs(near_enough.mean() - table.recall(split)) < 0.05

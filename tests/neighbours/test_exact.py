@@ -2,11 +2,13 @@
 
 import numpy as np
 import pytest
+import torch
 from arrays import Array, brute_force, clustered
 
 from spalm.neighbours import NOTHING, Exclusion, nearest, workers
 from spalm.neighbours import exact as module
-from spalm.neighbours.best import Best, Candidates
+from spalm.neighbours.best import Best
+from spalm.neighbours.exclusion import Askers
 from spalm.neighbours.workers import in_turn
 
 
@@ -17,15 +19,12 @@ def test_it_is_exact(monkeypatch, exclusion):
     keys = Array(clustered(211, 5, 0), ids=np.arange(211) * 2)
     queries = Array(keys.keys(0, 211), keys._ids)
 
-    def forbidden(query, row):
-        return exclusion.forbids(keys._ids[query], keys._documents[query], keys._ids[row], keys._documents[row])
-
-    mask = None if exclusion is None else forbidden
+    askers = None if exclusion is None else Askers(keys._ids, keys._documents, exclusion)
     with workers(2) as in_parallel:
-        rows, distances = nearest(queries.keys(0, 211).astype(np.float32), keys, 3, in_parallel, mask)
+        rows, distances = nearest(queries.keys(0, 211).astype(np.float32), keys, 3, in_parallel, askers)
     np.testing.assert_allclose(distances, brute_force(keys, queries, 3, exclusion), rtol=1e-5, atol=1e-5)
     if exclusion is not None:
-        assert not mask(np.arange(211)[:, None], rows).any()
+        assert not askers.forbid(np.arange(211)[:, None], keys._ids[rows], keys._documents[rows]).any()
     assert (np.diff(distances, axis=1) >= 0).all()
     assert all(len(set(row)) == 3 for row in rows.tolist())
 
@@ -48,11 +47,19 @@ def test_a_distant_centre_does_not_blur_small_distances():
 
 def test_the_best_are_kept_whatever_the_order_of_offers():
     random = np.random.default_rng(2)
-    scores = random.standard_normal((5, 60)).astype(np.float32)
-    best = Best(5, 7)
-    for part in np.array_split(random.permutation(300), 9):
-        query, row = part // 60, part % 60
-        best.offer(Candidates(query, row, scores[query, row]))
+    products = random.standard_normal((5, 300)).astype(np.float32)
+    half_norms = random.random(300).astype(np.float32)
+    labels = np.arange(300)
+    together, apart = Best(Askers.strangers(5), 7), [Best(Askers.strangers(5), 7) for _ in range(3)]
+    for number, first in enumerate(random.permutation(range(0, 300, 20)).tolist()):
+        part = slice(first, first + 20)
+        query = random.permutation(5)
+        shown = [torch.from_numpy(a) for a in (products[query, part], half_norms[part])]
+        for best in (together, apart[number % 3]):
+            best.offer(*shown, first, labels[part], labels[part], query)
+    scores = products - half_norms
     order = np.argsort(-scores, axis=1)[:, :7]
-    np.testing.assert_array_equal(best.rows, order)
-    np.testing.assert_array_equal(best.scores, np.take_along_axis(scores, order, 1))
+    apart[0].take_in(apart[1:])
+    for best in (together, apart[0]):
+        np.testing.assert_array_equal(best.rows, order)
+        np.testing.assert_array_equal(best.scores, np.take_along_axis(scores, order, 1))

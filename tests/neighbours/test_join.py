@@ -122,7 +122,7 @@ def test_it_tunes_itself_to_the_recall_that_is_asked_for(tmp_path, target):
     plan, recall = tune(own, queries, COUNT, Exclusion(), judge, target)
     assert recall >= target
     other = Judge.of(own, queries, COUNT, Exclusion(), 2, in_turn)
-    found = Join(own, queries, plan, Exclusion()).answer(other.rows, own.partition_of(other.rows))
+    found = Join(own, queries, plan, Exclusion()).answer(other.rows)
     assert other.recall(found) == pytest.approx(recall, abs=0.03)
     if target == 0.8:
         assert recall < 0.95, "it looks much further than it must"
@@ -133,7 +133,7 @@ def test_recall_counts_what_is_as_near_as_the_true_ones(tmp_path):
     own = ordered(keys, tmp_path, partitions=4)
     queries = Queries(own, 0, 400)
     judge = Judge.of(own, queries, COUNT, Exclusion(), 1, in_turn)
-    found = Join(own, queries, EVERYWHERE, Exclusion()).answer(judge.rows, own.partition_of(judge.rows))
+    found = Join(own, queries, EVERYWHERE, Exclusion()).answer(judge.rows)
     assert judge.recall(found) == 1
     found.ids[::2] = NOTHING
     assert judge.recall(found) == pytest.approx(0.5, abs=0.01)
@@ -143,8 +143,8 @@ def test_recall_counts_what_is_as_near_as_the_true_ones(tmp_path):
 def test_putting_in_order_is_a_permutation_and_resumes(tmp_path, width):
     keys = Array(clustered(1003, 11, 0))
     whole = ordered(keys, tmp_path / "whole", width=width)
-    np.testing.assert_array_equal(np.sort(whole.labels), np.arange(1003))
-    np.testing.assert_array_equal(whole.whole, keys.take(np.asarray(whole.labels)))
+    np.testing.assert_array_equal(np.sort(whole.label_of), np.arange(1003))
+    np.testing.assert_array_equal(whole.whole, keys.take(np.asarray(whole.label_of)))
     np.testing.assert_array_equal(whole.partition_of(np.arange(1003)), np.repeat(np.arange(12), np.diff(whole.starts)))
     np.testing.assert_allclose(whole.half_norms, whole.scan(slice(0, 1003)).square().sum(1) / 2, rtol=1e-5)
 
@@ -183,7 +183,7 @@ def test_the_judge_is_exact_with_fewer_dimensions_too(tmp_path, exclusion):
     keys = Array(clustered(900, 24, 0) * np.linspace(2, 0.1, 24, dtype=np.float32))
     own = ordered(keys, tmp_path, width=6, block=500)
     judge = Judge.of(own, Queries(own, 0, 900), COUNT, exclusion, 1, in_turn)
-    expected = brute_force(keys, keys, COUNT, exclusion)[np.asarray(own.labels)[judge.rows]]
+    expected = brute_force(keys, keys, COUNT, exclusion)[np.asarray(own.label_of)[judge.rows]]
     np.testing.assert_allclose(judge.distances, expected, rtol=1e-4, atol=1e-5)
     direct = ((own.take(judge.true).astype(np.float32) - own.take(judge.rows).astype(np.float32)[:, None]) ** 2).sum(2)
     np.testing.assert_allclose(judge.distances, direct, rtol=1e-4, atol=1e-5)

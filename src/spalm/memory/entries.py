@@ -35,6 +35,11 @@ class Documents:
         inside = (index >= 0) & (ids < (self.first_ids + self.entries)[index.clip(0)])
         return np.where(inside, index, NOT_THERE)
 
+    def numbers_of(self, ids: Int[np.ndarray, "*n"]) -> Int[np.ndarray, "*n"]:
+        """The number of an entry's document, NOT_THERE for ids of none."""
+        index = self.index_of(ids)
+        return np.where(index == NOT_THERE, NOT_THERE, self.numbers[index.clip(0)] if len(self) else NOT_THERE)
+
 
 @dataclass(frozen=True)
 class Source:
@@ -91,7 +96,7 @@ class Entries:
 
     def documents(self, start: int, stop: int) -> Int[np.ndarray, "rows"]:
         """A number for each entry's document."""
-        return self.documents_held.numbers[self.documents_held.index_of(self.labels(start, stop))]
+        return self.documents_held.numbers_of(self.labels(start, stop))
 
     def keys(self, start: int, stop: int) -> Float[np.ndarray, "rows width"]:
         return self._read("keys", start, stop)

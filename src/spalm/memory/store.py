@@ -105,12 +105,7 @@ class Memory:
 
     def keys_of(self, hidden: Float[Tensor, "n full"]) -> Float[np.ndarray, "n width"]:
         """Hidden states of the encoder as they are stored and searched for."""
-        vectors = hidden.float() if self.projection is None else self.projection(hidden)
-        if not torch.isfinite(keys := vectors.half()).all():
-            raise InputError(
-                f"a key for {self.directory} does not fit float16; take a model that normalises its output"
-            )
-        return keys.cpu().numpy()
+        return as_keys(hidden if self.projection is None else self.projection(hidden))
 
     def refuse_others(self, identity: dict[str, Any]) -> None:
         """Complains unless keys made as `identity` says belong with the keys that are here."""

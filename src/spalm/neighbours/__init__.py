@@ -1,11 +1,11 @@
 """Entries in, the K nearest of every position out: exact search, the bulk join, the table, indexes for live queries."""
 
-from spalm.neighbours.best import NOTHING
 from spalm.neighbours.budget import Budget, half_of_the_machine, parse_size
 from spalm.neighbours.bulk import NeighbourSettings, find_neighbours
 from spalm.neighbours.exact import nearest
 from spalm.neighbours.exclusion import Exclusion
 from spalm.neighbours.index import Index, Kind
+from spalm.neighbours.kernels import NOTHING
 from spalm.neighbours.search import Searcher, make_searcher, open_searcher
 from spalm.neighbours.table import NeighbourTable
 from spalm.neighbours.workers import workers

@@ -37,7 +37,7 @@ def half_of_the_machine() -> int:
 
 @dataclass(frozen=True)
 class Budget:
-    """RAM for the whole join, shared by its workers."""
+    """RAM for the whole join, shared by its threads."""
 
     ram: int
     workers: int
@@ -57,19 +57,19 @@ class Budget:
             )
 
     @property
-    def _share(self) -> int:
-        """A worker's part, leaving what the libraries themselves take."""
-        return (self.ram - (384 << 20)) // self.workers - (256 << 20)
+    def _usable(self) -> int:
+        """What is left beside the libraries themselves."""
+        return self.ram - (448 << 20)
 
     @property
     def room(self) -> int:
-        """Bytes of mapped keys that a worker keeps at a time."""
-        return max(64 << 20, self._share // 3)
+        """Bytes of mapped keys in memory at a time."""
+        return max(64 << 20, self._usable // 3)
 
     def queries(self, scan_width: int, kept: int) -> int:
-        """Queries answered at a time: their vectors, best rows, visits and candidates take half a worker's part."""
-        each = 4 * scan_width + 64 * kept + 4096
-        return max(1000, min(_MOST_QUERIES, self._share // 2 // each))
+        """Queries that a thread answers at a time: their vectors, best rows and visits, of all threads, take half."""
+        each = 4 * scan_width + 32 * kept + 4096
+        return max(1000, min(_MOST_QUERIES, self._usable // 2 // self.workers // each))
 
     def rows(self, width: int) -> int:
         """Rows that are put in order at a time: read as float16, projected in float32, sorted."""

@@ -2,18 +2,12 @@
 
 Everything large is a file in the stage's folder, and every step leaves behind what it has done, so that a killed run
 goes on from there: partitions, the ordered copy of the keys, for each split its queries in order, its plan, and then
-the blocks of queries, which workers answer one by one, each writing its part of the table.
+the blocks of queries, which threads answer one by one, each writing its part of the table.
 """
 
 import json
 import math
-import multiprocessing
 import os
-import threading
-import time
-from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -28,17 +22,17 @@ from spalm.artifact import TEMPORARY, write_json
 from spalm.console import bar, say
 from spalm.corpus import SPLITS, Corpus, TokenSplit
 from spalm.errors import InputError
-from spalm.learning import give_back_freed_memory, keep_freed_memory
+from spalm.learning import give_back_freed_memory
 from spalm.memory import Encoder, Entries, Memory, source_of_split
-from spalm.neighbours.best import NOTHING
 from spalm.neighbours.budget import Budget, Estimate, in_words
 from spalm.neighbours.exclusion import Exclusion
 from spalm.neighbours.join import Found, Join, Plan, Queries
+from spalm.neighbours.kernels import NOTHING
 from spalm.neighbours.ordered import Ordered, Vectors, boot, mapped, put_in_order
 from spalm.neighbours.partitions import POINTS, Partitions, learn_partitions, learn_space
 from spalm.neighbours.table import KIND, VERSION, NeighbourTable, id_dtype
 from spalm.neighbours.tuning import Judge, tune
-from spalm.neighbours.workers import Map, chunks, workers
+from spalm.neighbours.workers import Map, chunks, finished, workers
 
 _RUN = 64
 """Keys are sampled in runs of so many neighbouring rows."""
@@ -225,7 +219,7 @@ class Bulk:
         left = {number: block for number, block in enumerate(blocks) if number not in done}
         with bar(f"neighbours of {job.name}", sum(sizes), sum(sizes[number] for number in done)) as shown:
             shown.say(f"{job.plan.neighbours} each, reach {job.plan.reach:.2f}")
-            for number in _by_workers(job, left, self.budget.workers):
+            for number in finished(lambda number: answer(job, *left[number]), left, self.budget.workers):
                 done.append(number)
                 write_json(path, {"done": sorted(done), "boot": boot()})
                 shown.advance(sizes[number])
@@ -300,39 +294,6 @@ def answer(job: _Job, first: int, last: int) -> None:
     positions, found = job.open().block(first, last)
     ids, distances = job.table("r+")
     ids[positions], distances[positions] = found.ids, found.distances
-
-
-def _by_workers(job: _Job, blocks: dict[int, list[int]], count: int) -> Iterator[int]:
-    """Answers numbered blocks in processes of their own, yielding the number of each when it is done."""
-    # Not forked from here: a fork while another thread is inside MKL leaves the child waiting for it for ever. They are
-    # forked from a server process that has only imported this module.
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__])
-    try:
-        with ProcessPoolExecutor(count, context, initializer=_begin_work) as pool:
-            waiting = {pool.submit(answer, job, *block): number for number, block in blocks.items()}
-            try:
-                for future in as_completed(waiting):
-                    future.result()
-                    yield waiting[future]
-            finally:
-                pool.shutdown(cancel_futures=True)
-    except BrokenProcessPool:
-        raise InputError("a worker was killed, most likely for its memory; give less --ram and run again") from None
-
-
-def _begin_work() -> None:
-    """A worker does its arithmetic alone, and does not outlive a parent that was killed."""
-    torch.set_num_threads(1)
-    keep_freed_memory()
-    parent = os.getppid()
-
-    def follow() -> None:
-        while os.getppid() == parent:
-            time.sleep(0.5)
-        os._exit(1)
-
-    threading.Thread(target=follow, daemon=True).start()
 
 
 class _Encoded:

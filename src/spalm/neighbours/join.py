@@ -7,33 +7,29 @@ to partition g at a distance m, the margin:
 
 Nothing beyond a border with m >= r can be nearer. In many dimensions little beyond m = r / 3 is, so it looks into the
 partitions with m <= reach * r, where `reach` is tuned to the recall that is asked for. Queries in the middle of a
-dense partition look nowhere else, others into dozens. What a partition is asked for is one dense product.
-
-Scores are q.k - |k|^2 / 2, which falls as the distance grows and is a product of vectors with one more dimension. With
-yet another, holding what the query has already, a candidate is simply a positive number.
+dense partition look nowhere else, others into dozens. What a partition is asked for is one dense product, and one
+compiled pass compares each score with the worst that its query has kept so far.
 """
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
-from spalm.neighbours.best import NOTHING, Best, Candidates, highest, positive
-from spalm.neighbours.exclusion import STRANGER, Exclusion
+from spalm.neighbours.best import Best
+from spalm.neighbours.exclusion import Askers, Exclusion
+from spalm.neighbours.kernels import NOTHING, borders_within, order_of
 from spalm.neighbours.ordered import Ordered
 from spalm.neighbours.workers import chunks
 
 _COMPARED = 1 << 18
 """Numbers of candidates' whole keys that are in the cache at a time."""
-_SCORES = 1 << 21
-"""Scores that are held at a time."""
-_CANDIDATES = 1 << 22
-"""Candidates that are collected before they are offered."""
+_SCORES = 1 << 18
+"""Scores that are held at a time: few enough to be in the cache when they are looked at."""
 BEGINNING = 0.1
 """Reach of a first round: what it finds brings r down, and the second round has fewer borders to cross."""
 _SHORT_OF_NEIGHBOURS = 16
@@ -65,11 +61,13 @@ class Queries:
     """Positions there are: of entries, those beyond are not asked for."""
 
     def positions(self, rows: Int[np.ndarray, "*n"]) -> Int[np.ndarray, "*n"]:
-        return self.ordered.labels[rows] - (self.first_id or 0)
+        return self.ordered.label_of[rows] - (self.first_id or 0)
 
-    def own(self, rows: Int[np.ndarray, "*n"]) -> Int[np.ndarray, "*n"]:
-        """The ids of rows, by which they are kept from finding themselves."""
-        return np.full(rows.shape, STRANGER) if self.first_id is None else self.ordered.labels[rows]
+    def askers(self, rows: Int[np.ndarray, "n"], exclusion: Exclusion) -> Askers:
+        """Who asks in these rows: queries that are not entries may find anything."""
+        if self.first_id is None:
+            return Askers.strangers(len(rows))
+        return Askers(self.ordered.label_of[rows], self.ordered.document_of[rows], exclusion)
 
 
 @dataclass(frozen=True)
@@ -77,6 +75,22 @@ class Found:
     ids: Int[np.ndarray, "queries neighbours"]
     distances: Float[np.ndarray, "queries neighbours"]
     """Squared, between whole keys; infinite where there is no neighbour."""
+
+
+@dataclass(frozen=True)
+class Visits:
+    """Which queries look into which partitions, in the order of the partitions."""
+
+    query: Int[np.ndarray, "n"]
+    partition: Int[np.ndarray, "n"]
+    margin: Float[np.ndarray, "n"]
+    """How far the border lies from the query."""
+
+    def within(self, limits: Float[Tensor, "queries"]) -> np.ndarray:
+        return self.margin <= limits.numpy()[self.query]
+
+    def __getitem__(self, which: np.ndarray) -> "Visits":
+        return Visits(self.query[which], self.partition[which], self.margin[which])
 
 
 class Join:
@@ -87,80 +101,52 @@ class Join:
         self.near = np.ascontiguousarray(keys.partitions.near[:, : plan.near])
         self.centres = torch.from_numpy(keys.partitions.centres)
         self.half_norms = self.centres.square().sum(1) / 2
-        self.only_itself = not exclusion.window and not exclusion.document and queries.ordered is keys
-        # A query's own entry is at home; one that is no entry may find anything.
-        self.free_elsewhere = self.only_itself or queries.first_id is None
 
     def block(self, first: int, last: int) -> tuple[Int[np.ndarray, "queries"], Found]:
         """The positions of the queries in rows [first, last), as far as they are asked for, and their neighbours."""
         rows = np.arange(first, last)
         positions = self.queries.positions(rows)
         asked = (positions >= 0) & (positions < self.queries.count)
-        return positions[asked], self.answer(rows[asked], self.queries.ordered.partition_of(rows[asked]))
+        return positions[asked], self.answer(rows[asked])
 
-    def answer(self, rows: Int[np.ndarray, "queries"], home: Int[np.ndarray, "queries"]) -> Found:
-        """The neighbours of rows of the queries, which are given in rising order with their partitions."""
-        if not len(rows):
-            nothing = np.zeros((0, self.plan.neighbours))
-            return Found(nothing.astype(np.int64), nothing.astype(np.float32))
-        vectors = self.queries.ordered.scan(rows)
-        best = Best(len(rows), self.plan.kept)
-        seen = self.begin(rows, home, vectors, best)
-        if self.plan.reach > BEGINNING:
-            self._visit(rows, home, vectors, best, seen, self.plan.reach)
+    def answer(self, rows: Int[np.ndarray, "queries"]) -> Found:
+        """The neighbours of rows of the queries, which are given in rising order."""
+        vectors, best = self.queries.ordered.scan(rows), self.empty(rows)
+        visits = self.begin(rows, vectors, best)
+        self._look(vectors, best, visits[visits.within(self.plan.reach * self.radius(rows, best))])
         return self._compare_whole_keys(rows, best)
 
-    def begin(self, rows, home, vectors: Float[Tensor, "queries width"], best: Best) -> Float[Tensor, "queries"]:
-        """Looks at home and over the nearest borders. Returns the margins up to which each query has looked."""
-        self._look_at_home(rows, home, vectors, best)
-        nowhere = torch.full((len(rows),), -torch.inf)
-        return self._visit(rows, home, vectors, best, nowhere, min(BEGINNING, self.plan.reach))
+    def empty(self, rows: Int[np.ndarray, "queries"]) -> Best:
+        return Best(self.queries.askers(rows, self.exclusion), self.plan.kept)
 
-    def _visit(self, rows, home, vectors, best: Best, seen, reach: float) -> Float[Tensor, "queries"]:
-        """Visits the partitions whose margins are beyond those `seen` and within `reach`."""
-        query, partition, limits = self._visits(home, vectors, seen, reach * self.radius(vectors, best))
-        self._look_elsewhere(rows, vectors, best, query, partition)
-        return limits
+    def begin(self, rows, vectors: Float[Tensor, "queries width"], best: Best) -> Visits:
+        """Looks at home and over the nearest borders. Returns the borders within reach that were not crossed yet."""
+        home = self.queries.ordered.partition_of(rows)
+        self._look(vectors, best, Visits(np.arange(len(home)), home, np.zeros(len(home), np.float32)))
+        visits, first = self._borders(home, vectors, self.radius(rows, best))
+        crossed = visits.within(first)
+        self._look(vectors, best, visits[crossed])
+        return visits[~crossed]
 
-    def _look_at_home(self, rows, home, vectors: Float[Tensor, "queries width"], best: Best) -> None:
-        """The best of the queries' own partitions."""
-
-        def look(partition: int, first: int, last: int) -> None:
-            own = slice(*self.keys.starts[partition : partition + 2])
-            scores = torch.addmm(-self.keys.half_norms[own], vectors[first:last], self.keys.scan(own).T)
-            if self.only_itself:
-                scores[torch.arange(last - first), torch.from_numpy(rows[first:last] - own.start)] = -torch.inf
-            else:
-                self._forbid(scores, rows[first:last], own)
-            count = min(self.plan.kept, own.stop - own.start)
-            found, place = scores.topk(count)
-            best.scores[first:last, :count] = found
-            best.rows[first:last, :count] = place + own.start
-
-        self._by_partition(look, home)
-        best.rows[np.isinf(best.scores)] = NOTHING
-
-    def radius(self, vectors, best: Best) -> Float[Tensor, "queries"]:
+    def radius(self, rows: Int[np.ndarray, "queries"], best: Best) -> Float[Tensor, "queries"]:
         """The distance of the K-th neighbour so far, infinite where there are fewer."""
         kth = torch.from_numpy(best.scores[:, min(self.plan.neighbours, best.count) - 1])
-        return (vectors.square().sum(1) - 2 * kth).clamp_min_(0).sqrt_()
+        half_norms = self.queries.ordered.half_norms[torch.from_numpy(rows)]
+        return (2 * (half_norms - kth)).clamp_min_(0).sqrt_()
 
-    def _visits(self, home, vectors, seen: Float[Tensor, "queries"], reach: Float[Tensor, "queries"]):
-        """Which query is to visit which partition, in the order of the partitions; and up to which margin that is."""
-        limits = reach.clone()
-
-        def cross(partition: int, first: int, last: int) -> tuple[np.ndarray, np.ndarray]:
-            near = self.near[partition]
-            margins = self.margins(vectors[first:last], partition)
-            limits[first:last] = self._limits(margins, reach[first:last])
-            wanted = (margins > seen[first:last, None]) & (margins <= limits[first:last, None])
-            visits = np.flatnonzero(wanted.numpy())
-            query = visits // max(1, len(near))
-            return (query + first).astype(np.int32), near[visits - query * len(near)]
-
-        query, partition = map(np.concatenate, zip(*self._by_partition(cross, home)))
-        order = np.argsort(partition, kind="stable")
-        return query[order], partition[order], limits
+    def _borders(self, home, vectors, radius: Float[Tensor, "queries"]) -> tuple[Visits, Float[Tensor, "queries"]]:
+        """The borders within reach; and the margins up to which each query crosses them in the first round."""
+        limits, first = self.plan.reach * radius, min(BEGINNING, self.plan.reach) * radius
+        parts = [(np.zeros(0, np.int32), np.zeros(0, np.int32), np.zeros(0, np.float32))]
+        for partition, begin, end in _runs(home, lambda _: _SCORES // max(1, self.near.shape[1])):
+            margins = self.margins(vectors[begin:end], partition)
+            short = torch.isinf(limits[begin:end])
+            if short.any() and margins.shape[1]:
+                few = min(_SHORT_OF_NEIGHBOURS, margins.shape[1])
+                first[begin:end][short] = margins[short].kthvalue(few, dim=1).values
+            parts.append(borders_within(margins.numpy(), limits[begin:end].numpy(), self.near[partition], begin))
+        found = Visits(*map(np.concatenate, zip(*parts)))
+        return found[order_of(found.partition, len(self.centres))], first
 
     def margins(self, vectors: Float[Tensor, "queries width"], partition: int) -> Float[Tensor, "queries near"]:
         """How far vectors of a partition are from its borders with the partitions near it."""
@@ -170,73 +156,15 @@ class Join:
         offsets = (self.half_norms[near] - self.half_norms[partition]) / lengths
         return torch.addmm(offsets, vectors, (ways / lengths[:, None]).T, alpha=-1)
 
-    @staticmethod
-    def _limits(margins: Float[Tensor, "queries near"], reach: Float[Tensor, "queries"]) -> Float[Tensor, "queries"]:
-        """Up to which margin borders are crossed: a few of them where no distance is known yet."""
-        short = torch.isinf(reach)
-        if not short.any() or not margins.shape[1]:
-            return reach
-        few = margins[short].kthvalue(min(_SHORT_OF_NEIGHBOURS, margins.shape[1]), dim=1).values
-        return reach.masked_scatter(short, few)
-
-    def _look_elsewhere(self, rows, vectors, best: Best, query, partition) -> None:
-        """Offers what beats the bars of the queries in the partitions that they visit.
-
-        Where a query has no bar yet, or a partition would offer too much, it is the best few of each partition.
-        """
-        bars = torch.from_numpy(best.bar.copy())
-        no_bar = torch.isinf(bars)
-        bars[no_bar] = 0.0
-
-        collected: list[Candidates] = []
-        held = [0]
-
-        def look(partition: int, first: int, last: int) -> None:
-            place, queries = slice(*self.keys.starts[partition : partition + 2]), query[first:last]
-            index = torch.from_numpy(queries)
-            asking, own_bars = vectors.index_select(0, index), bars.index_select(0, index)
-            scores = torch.addmm(-self.keys.half_norms[place], asking, self.keys.scan(place).T)
-            scores.sub_(own_bars[:, None])
-            who, row, score = self._worth_keeping(scores, no_bar.index_select(0, index), rows[queries], place)
-            found = Candidates(queries[who], row + place.start, score + own_bars.numpy()[who])
-            collected.append(
-                found if self.free_elsewhere else found.where(~self._forbidden(rows[found.query], found.row))
-            )
-            held[0] += len(found)
-            if held[0] > _CANDIDATES:
-                best.offer(Candidates.joined(collected))
-                collected.clear()
-                held[0] = 0
-
-        self._by_partition(look, partition)
-        if collected:
-            best.offer(Candidates.joined(collected))
-
-    def _worth_keeping(self, scores: Tensor, no_bar: Bool[Tensor, "queries"], rows, place: slice):
-        """(query, row, score) of what is above zero; of the best few where that is no bar, or far too low a one."""
-        parts = []
-        if no_bar.any():
-            which = torch.nonzero(no_bar)[:, 0]
-            few = scores[which]
-            self._forbid(few, rows[which.numpy()], place)
-            query, *rest = highest(few, self.plan.kept)
-            parts.append((which.numpy()[query], *rest))
-            scores[which] = -1.0
-        found = positive(scores)
-        if len(found[0]) > 4 * self.plan.kept * len(rows):
-            self._forbid(scores, rows, place)
-            query, row, score = highest(scores, self.plan.kept)
-            found = query[score > 0], row[score > 0], score[score > 0]
-        return tuple(map(np.concatenate, zip(found, *parts)))
-
-    def _by_partition(self, look: Callable[[int, int, int], Any], partition: Int[np.ndarray, "n"]) -> list[Any]:
-        """Calls look(partition, first, last) for every run of equal numbers, in pieces that do not take much memory."""
-        borders = np.flatnonzero(np.diff(partition, prepend=-1, append=-1))
-        return [
-            look(int(partition[begin]), first, last)
-            for begin, end in pairwise(borders)
-            for first, last in chunks(begin, end, self._queries_at_once(partition[begin]))
-        ]
+    def _look(self, vectors, best: Best, visits: Visits) -> None:
+        """Shows queries the keys of the partitions that they visit."""
+        sizes = np.diff(self.keys.starts)
+        for partition, begin, end in _runs(visits.partition, lambda number: _SCORES // max(1, int(sizes[number]))):
+            place = slice(*self.keys.starts[partition : partition + 2].tolist())
+            query = visits.query[begin:end]
+            products = vectors.index_select(0, torch.from_numpy(query)) @ self.keys.scan(place).T
+            labels, documents = self.keys.label_of[place], self.keys.document_of[place]
+            best.offer(products, self.keys.half_norms[place], place.start, labels, documents, query)
 
     def _compare_whole_keys(self, rows, best: Best) -> Found:
         """The K nearest of the candidates, by distances between whole keys."""
@@ -252,21 +180,14 @@ class Join:
             nearest, place = gaps.topk(min(self.plan.neighbours, best.count), largest=False)
             chosen = np.take_along_axis(candidates, place.numpy(), 1)
             distances[first:last, : chosen.shape[1]] = nearest.numpy()
-            ids[first:last, : chosen.shape[1]] = np.where(chosen == NOTHING, NOTHING, self.keys.labels[chosen])
+            ids[first:last, : chosen.shape[1]] = np.where(chosen == NOTHING, NOTHING, self.keys.label_of[chosen])
         return Found(ids, distances)
 
-    def _queries_at_once(self, partition: int) -> int:
-        """So many that their scores of a partition do not take much memory."""
-        size = int(self.keys.starts[partition + 1] - self.keys.starts[partition])
-        return max(1, _SCORES // max(size, self.near.shape[1]))
 
-    def _forbid(self, scores: Tensor, rows: Int[np.ndarray, "queries"], place: slice) -> None:
-        if self.queries.first_id is not None:
-            keys = np.arange(place.start, place.stop)
-            scores[torch.from_numpy(self._forbidden(rows[:, None], keys[None]))] = -torch.inf
-
-    def _forbidden(self, rows: Int[np.ndarray, "*n"], keys: Int[np.ndarray, "*n"]) -> np.ndarray:
-        queries = self.queries
-        return self.exclusion.forbids(
-            queries.own(rows), queries.ordered.documents[rows], self.keys.labels[keys], self.keys.documents[keys]
-        )
+def _runs(partition: Int[np.ndarray, "n"], at_once) -> Iterator[tuple[int, int, int]]:
+    """(partition, begin, end) of every run of equal numbers, in pieces of at most `at_once(partition)`."""
+    borders = np.flatnonzero(np.diff(partition, prepend=-1, append=-1))
+    for begin, end in pairwise(borders.tolist()):
+        number = int(partition[begin])
+        for first, last in chunks(begin, end, max(1, at_once(number))):
+            yield number, first, last

@@ -84,12 +84,17 @@ class Ordered:
         self.starts = np.fromfile(directory / "starts", "<i8")
         count = int(self.starts[-1])
         self.width = width
-        self.whole = mapped(directory / "keys", "<f2", (count, width))
-        self.labels = mapped(directory / "labels", "<i8", (count,))
-        self.documents = mapped(directory / "documents", "<i8", (count,))
         reduced = partitions.space.reduced
-        self._scan = mapped(directory / "scan", "<f2", (count, partitions.space.width)) if reduced else None
-        self.half_norms = torch.from_numpy(mapped(directory / "half_norms", "<f4", (count,)))
+        self._mapped = {
+            "keys": mapped(directory / "keys", "<f2", (count, width)),
+            "labels": mapped(directory / "labels", "<i8", (count,)),
+            "documents": mapped(directory / "documents", "<i8", (count,)),
+            "half_norms": mapped(directory / "half_norms", "<f4", (count,)),
+            "scan": mapped(directory / "scan", "<f2", (count, partitions.space.width)) if reduced else np.zeros(0),
+        }
+        # Plain views: a slice of a np.memmap costs ten times that of an array.
+        self.whole, self.label_of, self.document_of, half_norms, self._scan = map(np.asarray, self._mapped.values())
+        self.half_norms = torch.from_numpy(half_norms)
 
     def __len__(self) -> int:
         return len(self.whole)
@@ -102,6 +107,12 @@ class Ordered:
         self._touch(np.size(rows), 2 * self.width)
         return self.whole[rows]
 
+    def labels(self, start: int, stop: int) -> Int[np.ndarray, "rows"]:
+        return self.label_of[start:stop]
+
+    def documents(self, start: int, stop: int) -> Int[np.ndarray, "rows"]:
+        return self.document_of[start:stop]
+
     def partition_of(self, rows: Int[np.ndarray, "*n"]) -> Int[np.ndarray, "*n"]:
         return np.searchsorted(self.starts, rows, side="right") - 1
 
@@ -109,7 +120,7 @@ class Ordered:
         """Rows in the space of the partitions."""
         count = rows.stop - rows.start if isinstance(rows, slice) else len(rows)
         self._touch(count, 2 * self.partitions.space.width)
-        if self._scan is None:
+        if not self.partitions.space.reduced:
             return self.partitions.space.project(self.whole[rows])
         return torch.from_numpy(self._scan[rows]).float()
 
@@ -117,7 +128,7 @@ class Ordered:
         """Keeps count of what is read, and gives it back when it may have become too much."""
         self._touched += rows * row_bytes
         if self._touched > self._room:
-            release(self.whole, self.labels, self.documents, *([] if self._scan is None else [self._scan]))
+            release(*self._mapped.values())
             self._touched = 0
 
 

@@ -17,10 +17,10 @@ from spalm.artifact import only_writer, write_json
 from spalm.console import say
 from spalm.errors import InputError
 from spalm.memory import Entries, Memory
-from spalm.neighbours.best import NOTHING
 from spalm.neighbours.exact import nearest
-from spalm.neighbours.exclusion import STRANGER, Exclusion
+from spalm.neighbours.exclusion import ONLY_ITSELF, STRANGER, Askers, Exclusion
 from spalm.neighbours.index import FILE, Index, Kind, build_index, load_index
+from spalm.neighbours.kernels import NOTHING
 from spalm.neighbours.workers import Map, chunks, in_turn
 
 DESCRIPTION = "index.json"
@@ -30,7 +30,6 @@ _MARGIN = 16
 _MOST = 1 << 16
 """Candidates that are asked for at most, however many of them are dead."""
 _BLOCK = 1 << 16
-_ONLY_ITSELF = Exclusion()
 
 
 @dataclass(frozen=True)
@@ -59,7 +58,7 @@ class Searcher:
         queries: Float[np.ndarray, "n width"],
         count: int,
         own: Int[np.ndarray, "n"] | None = None,
-        exclusion: Exclusion = _ONLY_ITSELF,
+        exclusion: Exclusion = ONLY_ITSELF,
     ) -> tuple[Int[np.ndarray, "n count"], Float[np.ndarray, "n count"]]:
         """(ids, squared distances), nearest first; NOTHING and infinity where there are not enough.
 
@@ -67,25 +66,24 @@ class Searcher:
         """
         entries = self.memory.entries()
         own = np.full(len(queries), STRANGER) if own is None else own
-        mask = _Mask(entries, own, exclusion)
-        recent = self._recent(queries, count, entries, mask)
+        askers = _askers(entries, own, exclusion)
+        recent = self._recent(queries, count, entries, askers)
         wanted = count + _MARGIN
         while True:
             proposed = self.index.candidates(queries, wanted)
-            ids, distances = _rank(queries, np.concatenate([proposed, recent], 1), count, entries, mask)
+            ids, distances = _rank(queries, np.concatenate([proposed, recent], 1), count, entries, askers)
             # A query that came away with too little, though as much as asked for was proposed, met mostly dead entries.
             short = (ids == NOTHING).any(1) & (proposed != NOTHING).all(1)
             if not short.any() or proposed.shape[1] < wanted or wanted >= _MOST:
                 return ids, distances
             wanted *= 4
 
-    def _recent(self, queries, count: int, entries: Entries, mask: "_Mask") -> Int[np.ndarray, "n count"]:
+    def _recent(self, queries, count: int, entries: Entries, askers: Askers) -> Int[np.ndarray, "n count"]:
         """The nearest of the entries that the index does not have."""
         first = entries.first_row(self.upto)
         if first == len(entries):
             return np.zeros((len(queries), 0), np.int64)
-        rest = _Rest(entries, first)
-        rows, _ = nearest(queries, rest, count, self._in_parallel, lambda query, row: mask.rows(query, row + first))
+        rows, _ = nearest(queries, _Rest(entries, first), count, self._in_parallel, askers)
         return np.where(rows == NOTHING, NOTHING, entries.ids(np.where(rows == NOTHING, 0, rows + first)))
 
     def catch_up(self) -> bool:
@@ -109,8 +107,7 @@ class Searcher:
             return None
         rows = np.sort(np.random.default_rng(seed).choice(len(entries), min(_JUDGED, len(entries)), replace=False))
         own, queries = entries.ids(rows), entries.take(rows).astype(np.float32)
-        mask = _Mask(entries, own, _ONLY_ITSELF)
-        _, true = nearest(queries, entries, count, self._in_parallel, mask.rows)
+        _, true = nearest(queries, entries, count, self._in_parallel, _askers(entries, own, ONLY_ITSELF))
         _, found = self.search(queries, count, own)
         exist = np.isfinite(true)
         worst = np.where(exist, true, 0).max(1, keepdims=True)
@@ -132,30 +129,25 @@ class _Rest:
     def take(self, rows: Int[np.ndarray, "*n"]) -> Float[np.ndarray, "*n width"]:
         return self._entries.take(self._first + rows)
 
+    def labels(self, start: int, stop: int) -> Int[np.ndarray, "rows"]:
+        return self._entries.labels(self._first + start, self._first + stop)
 
-class _Mask:
-    """Which entries a query must not find."""
-
-    def __init__(self, entries: Entries, own: Int[np.ndarray, "n"], exclusion: Exclusion):
-        self._entries, self._own, self._exclusion = entries, own, exclusion
-        self._documents = entries.documents_held.index_of(own)
-
-    def ids(self, query: Int[np.ndarray, "*n"], ids: Int[np.ndarray, "*n"]) -> np.ndarray:
-        documents = self._entries.documents_held.index_of(ids)
-        own = self._documents[query]
-        return self._exclusion.forbids(self._own[query], np.where(own < 0, STRANGER, own), ids, documents)
-
-    def rows(self, query: Int[np.ndarray, "*n"], rows: Int[np.ndarray, "*n"]) -> np.ndarray:
-        return self.ids(query, self._entries.ids(rows))
+    def documents(self, start: int, stop: int) -> Int[np.ndarray, "rows"]:
+        return self._entries.documents(self._first + start, self._first + stop)
 
 
-def _rank(queries, proposed: Int[np.ndarray, "n some"], count: int, entries: Entries, mask: _Mask):
+def _askers(entries: Entries, own: Int[np.ndarray, "n"], exclusion: Exclusion) -> Askers:
+    documents = entries.documents_held.numbers_of(own)
+    return Askers(own, np.where(documents == NOTHING, STRANGER, documents), exclusion)
+
+
+def _rank(queries, proposed: Int[np.ndarray, "n some"], count: int, entries: Entries, askers: Askers):
     """The `count` nearest of what was proposed, each once, without what is dead or must not be found."""
     proposed = np.sort(proposed, axis=1)
     rows = entries.rows(proposed)
     bad = rows < 0
     bad[:, 1:] |= proposed[:, 1:] == proposed[:, :-1]
-    bad |= mask.ids(np.arange(len(queries))[:, None], proposed)
+    bad |= askers.forbid(np.arange(len(queries))[:, None], proposed, entries.documents_held.numbers_of(proposed))
     distances = np.full((len(queries), proposed.shape[1] + count), np.inf, np.float32)
     ids = np.full(distances.shape, NOTHING, np.int64)
     ids[:, : proposed.shape[1]] = np.where(bad, NOTHING, proposed)

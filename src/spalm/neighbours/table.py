@@ -9,7 +9,7 @@ from spalm.artifact import Artifact
 from spalm.corpus import Split
 from spalm.errors import InputError
 from spalm.memory import Entries, Memory
-from spalm.neighbours.best import NOTHING
+from spalm.neighbours.kernels import NOTHING
 
 KIND = "neighbours"
 VERSION = 1

@@ -5,7 +5,7 @@ one core has the same bytes however many others are at work.
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from typing import Any
 
@@ -24,6 +24,20 @@ def workers(threads: int | None = None) -> Iterator[Map]:
         try:
             yield lambda function, tasks: list(pool.map(function, tasks))
         finally:
+            torch.set_num_threads(count)
+
+
+def finished(function: Callable[[Any], Any], tasks: Iterable[Any], threads: int) -> Iterator[Any]:
+    """Does tasks in threads, yielding each when it is done. Those not begun when one fails are not done."""
+    count = torch.get_num_threads()
+    with ThreadPoolExecutor(threads, initializer=_alone) as pool:
+        waiting = {pool.submit(function, task): task for task in tasks}
+        try:
+            for future in as_completed(waiting):
+                future.result()
+                yield waiting[future]
+        finally:
+            pool.shutdown(cancel_futures=True)
             torch.set_num_threads(count)
 
 

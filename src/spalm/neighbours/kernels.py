@@ -1,0 +1,111 @@
+"""Compiled loops over scores: each reads a score once, while it is in the cache, where array operations pass over it
+several times. They let other threads run meanwhile.
+
+A score is q.k - |k|^2 / 2: it falls as the distance of query q and key k grows.
+"""
+
+import numba
+import numpy as np
+
+NOTHING = -1
+"""In place of the row or the id of a neighbour where there are not enough of them."""
+_TILE = 64
+"""Scores that are compared with the bar at once, before any of them is looked at: most tiles hold nothing new."""
+
+# Infinities are used, so they are not assumed away.
+_compiled = numba.njit(nogil=True, cache=True, fastmath={"nnan", "nsz", "reassoc", "contract"})
+
+
+@_compiled
+def _any_above(products, half_norms, bar):
+    found = np.int32(0)
+    for j in range(len(products)):
+        found |= np.int32(products[j] - half_norms[j] > bar)
+    return found
+
+
+@_compiled
+def keep_best(
+    products, half_norms, first, labels, documents, query, own, own_documents, window, by_document, scores, rows
+):
+    """Puts keys into the lists of the best of those who ask, unless they must not find them.
+
+    `products[i, j]` is that of asker i, the query number query[i], and the key in row first + j, whose half squared
+    norm, label and document are at j of theirs. `own` and `own_documents` are the queries' ids and documents. `scores`
+    and `rows` are the lists, best first, a row for each query.
+    """
+    asking, size = products.shape
+    last = scores.shape[1] - 1
+    for i in range(asking):
+        q = query[i]
+        bar = scores[q, last]
+        for begin in range(0, size, _TILE):
+            end = min(begin + _TILE, size)
+            if not _any_above(products[i, begin:end], half_norms[begin:end], bar):
+                continue
+            for j in range(begin, end):
+                score = products[i, j] - half_norms[j]
+                if (
+                    score <= bar
+                    or abs(labels[j] - own[q]) <= window
+                    or (by_document and documents[j] == own_documents[q])
+                ):
+                    continue
+                place = last
+                while place > 0 and scores[q, place - 1] < score:
+                    scores[q, place] = scores[q, place - 1]
+                    rows[q, place] = rows[q, place - 1]
+                    place -= 1
+                scores[q, place] = score
+                rows[q, place] = first + j
+                bar = scores[q, last]
+
+
+@_compiled
+def above(products, half_norms, bars):
+    """(i, j) of every score above the bar of its asker i."""
+    asking, size = products.shape
+    count = 0
+    for i in range(asking):
+        for j in range(size):
+            count += products[i, j] - half_norms[j] > bars[i]
+    found = np.empty((2, count), np.int64)
+    count = 0
+    for i in range(asking):
+        for j in range(size):
+            if products[i, j] - half_norms[j] > bars[i]:
+                found[0, count], found[1, count] = i, j
+                count += 1
+    return found
+
+
+@_compiled
+def borders_within(margins, limits, near, first):
+    """(query, partition, margin) of every border within the limit of its query; `first` is the number of the first."""
+    queries, borders = margins.shape
+    count = 0
+    for i in range(queries):
+        for j in range(borders):
+            count += margins[i, j] <= limits[i]
+    query, partition, margin = np.empty(count, np.int32), np.empty(count, np.int32), np.empty(count, np.float32)
+    count = 0
+    for i in range(queries):
+        for j in range(borders):
+            if margins[i, j] <= limits[i]:
+                query[count], partition[count], margin[count] = first + i, near[j], margins[i, j]
+                count += 1
+    return query, partition, margin
+
+
+@_compiled
+def order_of(numbers, count):
+    """The order that sorts numbers below `count`, equals as they stand."""
+    places = np.zeros(count + 1, np.int64)
+    for number in numbers:
+        places[number + 1] += 1
+    places = np.cumsum(places)
+    order = np.empty(len(numbers), np.int64)
+    for i in range(len(numbers)):
+        order[places[numbers[i]]] = i
+        places[numbers[i]] += 1
+    return order
