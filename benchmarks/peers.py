@@ -7,12 +7,13 @@ reached, and that one is timed. Searches that treat each query alone are timed o
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import faiss
 import numpy as np
+
+from spalm.console import say
 
 ALONE = 50_000
 """Queries on which a search that treats each of them alone is timed."""
@@ -180,24 +181,27 @@ def cluster_pairs(keys: np.ndarray, neighbours: int, partitions: int) -> Iterato
 
 def scann(keys: np.ndarray, neighbours: int, leaves: int) -> Iterator[tuple[str, SetUp]]:
     """A tree of leaves with codes; swept over pairs of leaves searched and candidates re-ranked."""
-    with suppress(ImportError):
+    try:
         import scann as library
+    except ImportError:
+        say("ScaNN is left out: pip install 'spalm[scann]' to compare with it")
+        return
 
-        def build():
-            builder = library.scann_ops_pybind.builder(keys, neighbours + 1, "squared_l2")
-            tree = builder.tree(num_leaves=leaves, num_leaves_to_search=10, training_sample_size=250_000)
-            return tree.score_ah(2, anisotropic_quantization_threshold=float("nan")).reorder(100).build()
+    def build():
+        builder = library.scann_ops_pybind.builder(keys, neighbours + 1, "squared_l2")
+        tree = builder.tree(num_leaves=leaves, num_leaves_to_search=10, training_sample_size=250_000)
+        return tree.score_ah(2, anisotropic_quantization_threshold=float("nan")).reorder(100).build()
 
-        seconds, searcher = timed(build)
+    seconds, searcher = timed(build)
 
-        def search(rows: np.ndarray, setting: tuple[int, int]) -> np.ndarray:
-            ids, _ = searcher.search_batched_parallel(
-                keys[rows], leaves_to_search=setting[0], pre_reorder_num_neighbors=setting[1]
-            )
-            return ids.astype(np.int64)
+    def search(rows: np.ndarray, setting: tuple[int, int]) -> np.ndarray:
+        ids, _ = searcher.search_batched_parallel(
+            keys[rows], leaves_to_search=setting[0], pre_reorder_num_neighbors=setting[1]
+        )
+        return ids.astype(np.int64)
 
-        pairs = [(4, 60), (8, 100), (16, 200), (32, 200), (32, 400), (64, 800), (128, 1600)]
-        yield "ScaNN", SetUp(f"{leaves} leaves, AH, (searched, re-ranked)", seconds, pairs, search)
+    pairs = [(4, 60), (8, 100), (16, 200), (32, 200), (32, 400), (64, 800), (128, 1600)]
+    yield "ScaNN", SetUp(f"{leaves} leaves, AH, (searched, re-ranked)", seconds, pairs, search)
 
 
 def set_ups(keys: np.ndarray, neighbours: int) -> Iterator[tuple[str, SetUp]]:
