@@ -72,8 +72,8 @@ class Budget:
         return max(1000, min(_MOST_QUERIES, self._usable // 2 // self.workers // each))
 
     def rows(self, width: int) -> int:
-        """Rows that are put in order at a time: read as float16, projected in float32, sorted."""
-        return max(4096, min(1 << 18, self.ram // 4 // (8 * width)))
+        """Rows that are put in order at a time: held as float16. The more, the longer the runs that are written."""
+        return max(4096, min(1 << 21, self._usable // 4 // (2 * width + 64)))
 
     def points(self, scan_width: int) -> int:
         """Sampled keys from which partitions are learned."""

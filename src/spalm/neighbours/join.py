@@ -26,8 +26,8 @@ from spalm.neighbours.kernels import NOTHING, borders_within, order_of
 from spalm.neighbours.ordered import Ordered
 from spalm.neighbours.workers import chunks
 
-_COMPARED = 1 << 18
-"""Numbers of candidates' whole keys that are in the cache at a time."""
+_COMPARED = 1 << 14
+"""Queries whose candidates are compared by whole keys at a time."""
 _SCORES = 1 << 18
 """Scores that are held at a time: few enough to be in the cache when they are looked at."""
 BEGINNING = 0.1
@@ -170,16 +170,12 @@ class Join:
         """The K nearest of the candidates, by distances between whole keys."""
         ids = np.full((len(rows), self.plan.neighbours), NOTHING, np.int64)
         distances = np.full(ids.shape, np.inf, np.float32)
-
-        for first, last in chunks(0, len(rows), max(1, _COMPARED // (self.keys.width * best.count))):
-            candidates = best.rows[first:last]
-            own = torch.from_numpy(self.queries.ordered.take(rows[first:last])).float()[:, None]  # (queries, 1, width)
-            theirs = torch.from_numpy(self.keys.take(candidates.clip(0))).float()  # (queries, candidates, width)
-            gaps = theirs.sub_(own).square_().sum(2)
-            gaps[torch.from_numpy(candidates == NOTHING)] = torch.inf
-            nearest, place = gaps.topk(min(self.plan.neighbours, best.count), largest=False)
-            chosen = np.take_along_axis(candidates, place.numpy(), 1)
-            distances[first:last, : chosen.shape[1]] = nearest.numpy()
+        for first, last in chunks(0, len(rows), _COMPARED):
+            candidates, own = best.rows[first:last], self.queries.ordered.take(rows[first:last]).astype(np.float32)
+            gaps = self.keys.squared_distances(own, candidates)
+            order = np.argsort(gaps, axis=1, kind="stable")[:, : self.plan.neighbours]
+            chosen = np.take_along_axis(candidates, order, 1)
+            distances[first:last, : chosen.shape[1]] = np.take_along_axis(gaps, order, 1)
             ids[first:last, : chosen.shape[1]] = np.where(chosen == NOTHING, NOTHING, self.keys.label_of[chosen])
         return Found(ids, distances)
 

@@ -61,6 +61,28 @@ def keep_best(
                 bar = scores[q, last]
 
 
+_TO_SINGLE = np.float32(2.0**112)
+"""Between the exponents of half and single precision."""
+
+
+@_compiled
+def _squared_gap(half, vector):
+    total = np.float32(0)
+    for d in range(len(vector)):
+        bits = np.int32(half[d])
+        number = np.int32(((bits & 0x7FFF) << 13) | ((bits & 0x8000) << 16)).view(np.float32) * _TO_SINGLE
+        total += (number - vector[d]) ** 2
+    return total
+
+
+@_compiled
+def squared_distances(halves, rows, vectors, out):
+    """out[i, j] is that of vector i and row rows[i, j] of `halves`, float16 as it is stored; infinite for NOTHING."""
+    for i in range(rows.shape[0]):
+        for j in range(rows.shape[1]):
+            out[i, j] = np.inf if rows[i, j] == NOTHING else _squared_gap(halves[rows[i, j]], vectors[i])
+
+
 @_compiled
 def above(products, half_norms, bars):
     """(i, j) of every score above the bar of its asker i."""

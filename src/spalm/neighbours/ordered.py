@@ -14,6 +14,7 @@ what a machine left behind when it went down is begun again.
 import json
 import os
 from collections.abc import Callable
+from itertools import pairwise
 from mmap import MADV_DONTNEED
 from pathlib import Path
 from typing import Protocol
@@ -24,6 +25,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from spalm.artifact import write_json
+from spalm.neighbours.kernels import squared_distances
 from spalm.neighbours.partitions import Partitions
 from spalm.neighbours.workers import Map, chunks
 
@@ -107,6 +109,15 @@ class Ordered:
         self._touch(np.size(rows), 2 * self.width)
         return self.whole[rows]
 
+    def squared_distances(
+        self, vectors: Float[np.ndarray, "n width"], rows: Int[np.ndarray, "n count"]
+    ) -> Float[np.ndarray, "n count"]:
+        """Between vectors and whole keys; infinite where a row is NOTHING."""
+        self._touch(np.size(rows), 2 * self.width)
+        found = np.empty(rows.shape, np.float32)
+        squared_distances(self.whole.view(np.uint16), rows, vectors, found)
+        return found
+
     def labels(self, start: int, stop: int) -> Int[np.ndarray, "rows"]:
         return self.label_of[start:stop]
 
@@ -185,11 +196,10 @@ class _Work:
     def assign(self, state: _State, progress: Progress) -> None:
         space = self.partitions.space
         for start, stop in chunks(state.assigned, len(self.vectors), self.block):
-            keys = self.vectors.keys(start, stop)
 
-            def assign(task: tuple[int, int], start=start, keys=keys) -> None:
-                rows = slice(start + task[0], start + task[1])
-                vectors = space.project(keys[slice(*task)])
+            def assign(task: tuple[int, int]) -> None:
+                rows = slice(*task)
+                vectors = space.project(self.vectors.keys(*task))
                 if self.scan is not None:
                     rounded = vectors.half()
                     self.scan[rows] = rounded.numpy()
@@ -197,7 +207,7 @@ class _Work:
                 self.half_norms[rows] = vectors.square().sum(1).numpy() / 2
                 self.member[rows] = self.partitions.assign(vectors.numpy())
 
-            self.in_parallel(assign, chunks(0, stop - start, _TASK))
+            self.in_parallel(assign, chunks(start, stop, _TASK))
             release(self.member, self.half_norms, *([] if self.scan is None else [self.scan]))
             state.assigned = stop
             state.save()
@@ -209,22 +219,18 @@ class _Work:
         starts = np.concatenate([[0], np.cumsum(self._sizes(len(self.vectors)))])
         starts.astype("<i8").tofile(self.directory / "starts")
         places = starts[:-1] + self._sizes(state.moved)
-        keys = self._array("keys", "<f2", self.vectors.width)
-        half_norms = self._array("half_norms", "<f4")
-        labels, documents = self._array("labels", "<i8"), self._array("documents", "<i8")
-        scan = self._array("scan", "<f2", self.partitions.space.width) if self.scan is not None else None
         for start, stop in chunks(state.moved, len(self.vectors), self.block):
             member = np.asarray(self.member[start:stop])
             order = np.argsort(member, kind="stable")
             sizes = np.bincount(member, minlength=partitions)
             rank = np.arange(stop - start) - (np.cumsum(sizes) - sizes)[member[order]]
             places, target = places + sizes, places[member[order]] + rank
-            self._scatter(self.vectors.keys(start, stop), order, keys, target)
-            self._scatter(self.half_norms[start:stop], order, half_norms, target)
-            self._scatter(self.vectors.labels(start, stop), order, labels, target)
-            self._scatter(self.vectors.documents(start, stop), order, documents, target)
-            if scan is not None and self.scan is not None:
-                self._scatter(self.scan[start:stop], order, scan, target)
+            self._write("keys", self.vectors.keys(start, stop), order, target)
+            self._write("half_norms", self.half_norms[start:stop], order, target)
+            self._write("labels", self.vectors.labels(start, stop), order, target)
+            self._write("documents", self.vectors.documents(start, stop), order, target)
+            if self.scan is not None:
+                self._write("scan", self.scan[start:stop], order, target)
                 release(self.scan)
             release(self.member, self.half_norms)
             state.moved = stop
@@ -236,13 +242,35 @@ class _Work:
         parts = [self.member[start:stop] for start, stop in chunks(0, rows, self.block)]
         return sum((np.bincount(part, minlength=len(self.partitions)) for part in parts), np.zeros(1, np.int64))
 
-    def _scatter(self, source: np.ndarray, order: np.ndarray, out: np.ndarray, target: np.ndarray) -> None:
-        def move(task: tuple[int, int]) -> None:
-            part = slice(*task)
-            out[target[part]] = source[order[part]]
+    def _write(self, name: str, source: np.ndarray, order: np.ndarray, target: np.ndarray) -> None:
+        """Puts source[order] into the file `name` at the rows `target`, which rise.
 
-        self.in_parallel(move, chunks(0, len(order), _TASK))
-        release(out)
+        By writes of runs of rows, not through a mapping: that would fault in every page of the file for every block.
+        """
+        row_bytes = source.dtype.itemsize * int(np.prod(source.shape[1:], dtype=np.int64))
+        path = self.directory / name
+        if not path.exists():
+            allocate(path, row_bytes * len(self.vectors))
+        file = os.open(path, os.O_WRONLY)
+
+        def move(task: tuple[int, int]) -> None:
+            rows = np.ascontiguousarray(source[order[slice(*task)]])
+            places = target[slice(*task)]
+            borders = np.concatenate([[0], np.flatnonzero(np.diff(places) != 1) + 1, [len(places)]])
+            for first, last in pairwise(borders.tolist()):
+                _write_all(file, rows[first:last], int(places[first]) * row_bytes)
+
+        try:
+            self.in_parallel(move, chunks(0, len(order), _TASK))
+        finally:
+            os.close(file)
+
+
+def _write_all(file: int, rows: np.ndarray, offset: int) -> None:
+    left = memoryview(rows).cast("B")
+    while left:
+        written = os.pwrite(file, left, offset)
+        left, offset = left[written:], offset + written
 
 
 def boot() -> str:

@@ -29,6 +29,8 @@ _ENERGY = 0.95
 """Share of the keys' variance that the dimensions for the scan must hold."""
 _STEP = 32
 """Widths of the scan are multiples of this."""
+_AT_ONCE = 1024
+"""Keys that are projected at a time."""
 
 
 @dataclass(frozen=True)
@@ -48,10 +50,13 @@ class Space:
         return self.width < len(self.mean)
 
     def project(self, keys: np.ndarray) -> Float[Tensor, "n width"]:
-        vectors = torch.from_numpy(np.asarray(keys)).float()
-        if self.mean.any():
-            vectors = vectors - torch.from_numpy(self.mean)
-        return vectors @ torch.from_numpy(self.rotation) if self.reduced else vectors
+        vectors = torch.from_numpy(np.asarray(keys))
+        if self.reduced:
+            rotation = torch.from_numpy(self.rotation)
+            offset = -torch.from_numpy(self.mean) @ rotation
+            # Few at a time: in single precision they stay in the cache.
+            return torch.cat([torch.addmm(offset, part.float(), rotation) for part in vectors.split(_AT_ONCE)])
+        return vectors.float() - torch.from_numpy(self.mean) if self.mean.any() else vectors.float()
 
 
 @dataclass(frozen=True)

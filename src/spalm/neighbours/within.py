@@ -64,7 +64,7 @@ def nearest_within(
         allowed = ~askers.forbid(query, join.keys.label_of[row], join.keys.document_of[row])
         query, row, score = query[allowed], row[allowed], score[allowed]
         gaps = [
-            ((join.keys.take(row[first:last]).astype(np.float32) - whole[query[first:last]]) ** 2).sum(1)
+            join.keys.squared_distances(whole[query[first:last]], row[first:last, None])[:, 0]
             for first, last in chunks(0, len(row), _WHOLE)
         ]
         return query, row, np.concatenate([np.zeros(0, np.float32), *gaps]), score
