@@ -125,7 +125,7 @@ def ours(vectors: First, recall: float, ram: int, folder: Path) -> tuple[float, 
     bulk = Bulk(vectors, NeighbourSettings(count=K, recall=recall), folder, folder / "work", Budget.of(ram, None))
     bulk.announce(len(vectors))
     bulk.prepare()
-    answered = bulk.answer("train", len(vectors), first_id=0)
+    answered = bulk.answer("train", len(vectors), K, first_id=0)
     seconds = time.perf_counter() - began
     ids = np.array(answered.ids)
     shutil.rmtree(folder)

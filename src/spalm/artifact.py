@@ -103,6 +103,10 @@ def write_json(path: Path, value: Any) -> None:
     write_atomically(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
+def read_json(path: Path) -> Any:
+    return json.loads(path.read_text())
+
+
 class Draft:
     """An artifact in the making: write files below `directory`, declare arrays, then return the facts about it."""
 

@@ -19,7 +19,7 @@ from spalm.errors import InputError
 from spalm.learning import Hardware
 from spalm.memory import Memory, describe, is_memory
 from spalm.neighbours import Kind, make_searcher, parse_size, workers
-from spalm.recipe import MODELS, ModelName, Recipe, Run, read_recipe
+from spalm.recipe import MODELS, ROWS, ModelName, Recipe, RowName, Run, read_recipe
 from spalm.settings import described
 from spalm.study import print_results
 
@@ -33,6 +33,7 @@ app = typer.Typer(
 RecipeArgument = Annotated[str, typer.Argument(help="Name of a recipe, or the path of a .yaml file.")]
 MemoryArgument = Annotated[Path, typer.Argument(help="Folder of a memory, such as RUN/memory.")]
 ModelArgument = Annotated[ModelName, typer.Argument(help=f"One of {', '.join(MODELS)}.")]
+RowArgument = Annotated[RowName, typer.Argument(help=f"One of {', '.join(ROWS)}.")]
 Assignments = Annotated[
     list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings laid over the recipe.")
 ]
@@ -130,8 +131,9 @@ def neighbours(
 ) -> None:
     """Find the nearest entries of every training, dev and test position, once and for all."""
     wanted = [] if recall is None else [f"neighbours.recall={recall}"]
-    run = Run(_recipe(recipe, [*(settings or []), *wanted]), out, Hardware(device, threads), restart=restart)
-    typer.echo(json.dumps(run.neighbours(None if ram is None else parse_size(ram)).facts, indent=2))
+    budget = None if ram is None else parse_size(ram)
+    made = Run(_recipe(recipe, [*(settings or []), *wanted]), out, Hardware(device, threads), False, restart, budget)
+    typer.echo(json.dumps(made.neighbours.facts, indent=2))
 
 
 @app.command()
@@ -152,7 +154,7 @@ def index(
 @app.command()
 def evaluate(
     recipe: RecipeArgument,
-    model: ModelArgument,
+    model: RowArgument,
     out: Out,
     settings: Assignments = None,
     device: Device = "auto",

@@ -27,11 +27,34 @@ from spalm.memory import (
     source_of_text,
 )
 from spalm.neighbours import Budget, NeighbourSettings, NeighbourTable, find_neighbours
+from spalm.semiparametric import (
+    HELD_OUT,
+    AdaptiveSettings,
+    KnnSettings,
+    Records,
+    SpalmModelSettings,
+    SpalmSettings,
+    TrainedSpalm,
+    mix_adaptively,
+    mix_knn,
+    train_spalm,
+)
 from spalm.settings import Settings, override
 from spalm.study import EvaluationSettings, evaluate_model, print_results, row, write_results
 
-ModelName = Literal["transformer", "transformer-xl"]
-MODELS: tuple[ModelName, ...] = ("transformer", "transformer-xl")
+ModelName = Literal["transformer", "transformer-xl", "spalm"]
+MODELS: tuple[ModelName, ...] = ("transformer", "transformer-xl", "spalm")
+"""What is trained."""
+RowName = Literal["transformer", "transformer-xl", "knn-lm", "spalm", "spalm+knn", "spalm-adaptive"]
+ROWS: dict[RowName, ModelName] = {
+    "transformer": "transformer",
+    "transformer-xl": "transformer-xl",
+    "knn-lm": "transformer-xl",
+    "spalm": "spalm",
+    "spalm+knn": "spalm",
+    "spalm-adaptive": "spalm",
+}
+"""The rows of the results, and the model that each of them is made of."""
 
 
 class PaperRow(Settings):
@@ -56,17 +79,28 @@ class Recipe(Settings):
     """The long-term memory: how the vanilla transformer reads the training text to make keys."""
     neighbours: NeighbourSettings = NeighbourSettings()
     """The neighbours of every position."""
+    spalm: SpalmSettings = SpalmSettings()
+    """The gate, and where SPALM takes over from transformer-XL."""
+    knn: KnnSettings = KnnSettings()
+    """On what grid kNN-LM is tuned."""
+    adaptive: AdaptiveSettings = AdaptiveSettings()
+    """The adaptive mixture, which goes beyond the paper."""
     evaluation: EvaluationSettings
     """How they are evaluated."""
     paper: list[PaperRow] = []
     """The paper's figures for this set-up."""
 
     def model(self, name: ModelName) -> ModelSettings:
-        memory_length = 0 if name == "transformer" else self.training.memory_length
-        training = self.training.model_copy(update={"memory_length": memory_length})
+        """The settings of transformer or transformer-XL; SPALM's are the latter's, and more."""
+        changes: dict[str, Any] = {"memory_length": 0} if name == "transformer" else {}
+        if name == "transformer-xl":
+            changes = {"keep_step": self.spalm.first_step(self.training.steps) or None}
+        training = self.training.model_copy(update=changes)
+        if name == "spalm":
+            return SpalmModelSettings(network=self.network, training=training, spalm=self.spalm)
         return ModelSettings(network=self.network, training=training)
 
-    def test_memories(self, name: ModelName) -> list[int]:
+    def test_memories(self, name: RowName) -> list[int]:
         """Lengths of the short-term memory to evaluate a model with."""
         if name == "transformer":
             return [0]
@@ -104,19 +138,31 @@ class Run:
     hardware: Hardware
     tensorboard: bool = False
     restart: bool = False
-    _trained: dict[ModelName, TrainedModel] = field(default_factory=dict)
+    ram: int | None = None
+    """Bytes that the search for neighbours may use."""
+    _trained: dict[ModelName, TrainedModel | TrainedSpalm] = field(default_factory=dict)
+    _records: dict[tuple[RowName, int], Records] = field(default_factory=dict)
 
     @cached_property
     def corpus(self) -> Corpus:
         return build_corpus(self.recipe.corpus, self.directory / "corpus", self.restart)
 
-    def model(self, name: ModelName) -> TrainedModel:
+    def model(self, name: ModelName) -> TrainedModel | TrainedSpalm:
         if name not in self._trained:
-            settings, where = self.recipe.model(name), self.directory / name
-            self._trained[name] = train_model(
-                settings, self.corpus, where, name, self.hardware, self.tensorboard, self.restart
-            )
+            self._trained[name] = self._spalm() if name == "spalm" else self._language_model(name)
         return self._trained[name]
+
+    def _language_model(self, name: ModelName) -> TrainedModel:
+        settings, where = self.recipe.model(name), self.directory / name
+        return train_model(settings, self.corpus, where, name, self.hardware, self.tensorboard, self.restart)
+
+    def _spalm(self) -> TrainedSpalm:
+        settings, where = self.recipe.model("spalm"), self.directory / "spalm"
+        start = self.model("transformer-xl") if settings.spalm.start else None
+        table = self.neighbours
+        return train_spalm(
+            settings, start, self.corpus, table, where, "spalm", self.hardware, self.tensorboard, self.restart
+        )
 
     @cached_property
     def encoder(self) -> Encoder:
@@ -138,31 +184,53 @@ class Run:
             remember(self.memory, self.encoder, stream, source_of_text(stream), self.restart)
         return self.memory
 
-    def neighbours(self, ram: int | None = None) -> NeighbourTable:
-        """The neighbours of every training, dev and test position, found within `ram` bytes."""
-        budget = Budget.of(ram, self.hardware.threads)
+    @cached_property
+    def neighbours(self) -> NeighbourTable:
+        """The neighbours of every training, dev and test position."""
+        budget = Budget.of(self.ram, self.hardware.threads)
         where = self.directory / "neighbours"
         return find_neighbours(
             self.memory, self.encoder, self.corpus, self.recipe.neighbours, where, budget, self.restart
         )
 
-    def rows(self, name: ModelName) -> list[dict[str, Any]]:
+    def records(self, name: RowName, memory_length: int) -> Records:
+        """What a model says of every dev and test position, with a short-term memory of that length."""
+        if (name, memory_length) not in self._records:
+            self._records[name, memory_length] = self._make_records(name, memory_length)
+        return self._records[name, memory_length]
+
+    def _make_records(self, name: RowName, memory_length: int) -> Records:
+        where = self.directory / "evaluation" / f"{name}-{memory_length}"
+        model, recipe = ROWS[name], self.recipe
+        if name == model:
+            table = self.neighbours if name == "spalm" else None
+            how = recipe.evaluation, where, name, self.hardware, self.restart, table
+            return evaluate_model(self.model(model), self.corpus, memory_length, *how)
+        base = self.records(model, memory_length)
+        if name == "spalm-adaptive":
+            return mix_adaptively(base, self.corpus, self.neighbours, recipe.adaptive, where, name)
+        return mix_knn(base, self.corpus, self.neighbours, recipe.knn, where, name)
+
+    def rows(self, name: RowName) -> list[dict[str, Any]]:
         """The rows of the results that one model gives: one for each memory length at test."""
-        trained = self.model(name)
-        evaluation = self.recipe.evaluation
-        rows = []
-        for memory_length in self.recipe.test_memories(name):
-            where = self.directory / "evaluation" / f"{name}-{memory_length}"
-            found = evaluate_model(
-                trained, self.corpus, memory_length, evaluation, where, name, self.hardware, self.restart
-            )
-            rows.append(row(name, trained, found, evaluation.unit))
-        return rows
+        return [self._row(name, memory_length) for memory_length in self.recipe.test_memories(name)]
+
+    def _row(self, name: RowName, memory_length: int) -> dict[str, Any]:
+        found, trained = self.records(name, memory_length), self.model(ROWS[name])
+        about = name, trained, found, self.corpus, self.recipe.evaluation.unit
+        if name == ROWS[name] != "spalm":
+            return row(*about)
+        reference = self.records("transformer-xl", memory_length)
+        if ROWS[name] == "spalm":
+            spalm = self.records("spalm", memory_length)
+            ablated = {split: spalm.of(split, "without_memory") for split in HELD_OUT}
+        else:
+            ablated = {split: reference.log_probabilities(split) for split in HELD_OUT}
+        return row(*about, reference, ablated)
 
     def everything(self, console: Console) -> None:
         """All stages, then the table and results.json."""
-        rows = [each for name in MODELS for each in self.rows(name)]
-        self.neighbours()
+        rows = [each for name in ROWS for each in self.rows(name)]
         artifact.write_atomically(
             self.directory / "recipe.yaml", yaml.safe_dump(self.recipe.as_json(), sort_keys=False)
         )

@@ -49,16 +49,17 @@ def memory(corpus, encoder, tmp_path):
 
 
 def test_every_position_of_every_split_has_its_neighbours(memory, encoder, corpus, tmp_path):
-    settings = NeighbourSettings(count=3, recall=0.9)
+    settings = NeighbourSettings(count=3, held_out=5, recall=0.9)
     table = find_neighbours(memory, encoder, corpus, settings, tmp_path / "neighbours", BUDGET)
     entries = memory.entries()
     for split in ("train", "dev", "test"):
         text = corpus.split(split)
         ids, distances = table.read(split, np.arange(len(text)))
-        assert ids.shape == distances.shape == (len(text), 3)
+        count = 3 if split == "train" else 5
+        assert ids.shape == distances.shape == (len(text), count)
         queries = encoder.keys(text, 0, len(text), memory.keys_of, memory.width).astype(np.float32)
         own = np.arange(len(text)) if split == "train" else np.full(len(text), STRANGER)
-        _, true = nearest(queries, entries, 3, in_turn, Askers(own, own, Exclusion()))
+        _, true = nearest(queries, entries, count, in_turn, Askers(own, own, Exclusion()))
         near_enough = distances <= true[:, -1:] * 1.001 + 1e-3
         assert near_enough.mean() > 0.9
         assert abs(near_enough.mean() - table.recall(split)) < 0.05
@@ -71,7 +72,9 @@ def test_every_position_of_every_split_has_its_neighbours(memory, encoder, corpu
 
 
 def test_what_is_forgotten_leaves_the_table_at_once(memory, encoder, corpus, tmp_path):
-    table = find_neighbours(memory, encoder, corpus, NeighbourSettings(count=3), tmp_path / "neighbours", BUDGET)
+    table = find_neighbours(
+        memory, encoder, corpus, NeighbourSettings(count=3, held_out=5), tmp_path / "neighbours", BUDGET
+    )
     everyone = np.arange(len(corpus.split("dev")))
     held = memory.entries().documents_held
     gone = set(range(int(held.first_ids[0]), int(held.first_ids[0] + held.entries[0])))
@@ -82,7 +85,9 @@ def test_what_is_forgotten_leaves_the_table_at_once(memory, encoder, corpus, tmp
     assert not gone & set(ids.ravel().tolist())
     assert np.isinf(distances[ids == NOTHING]).all()
     assert (np.diff(distances[np.isfinite(distances).all(1)], axis=1) >= 0).all()
-    again = find_neighbours(memory, encoder, corpus, NeighbourSettings(count=3), tmp_path / "neighbours", BUDGET)
+    again = find_neighbours(
+        memory, encoder, corpus, NeighbourSettings(count=3, held_out=5), tmp_path / "neighbours", BUDGET
+    )
     ids, _ = again.read("dev", everyone)
     assert (ids != NOTHING).all()
     assert not gone & set(ids.ravel().tolist())

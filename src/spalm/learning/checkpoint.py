@@ -92,12 +92,12 @@ def save(
 
 
 def load(
-    directory: Path, model: nn.Module, optimiser: torch.optim.Optimizer, device: torch.device
+    directory: Path, model: nn.Module, optimiser: torch.optim.Optimizer, device: torch.device, begin: int = 0
 ) -> tuple[Progress, list[list[Tensor]]]:
-    """Brings model, optimiser and random state to the newest checkpoint; without one, leaves them as they are."""
+    """Brings model, optimiser and random state to the newest checkpoint; without one, leaves them at step `begin`."""
     folder = _newest(directory)
     if folder is None:
-        return Progress(), []
+        return Progress(begin), []
     content = json.loads((folder / "progress.json").read_text())
     path = folder / "tensors.safetensors"
     if digest_of_file(path) != content.pop("sha256"):

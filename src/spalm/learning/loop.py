@@ -36,6 +36,8 @@ class TrainingSettings(Settings):
     """Steps between looks at the dev split; the best model on it is the one that is kept."""
     dev_tokens: int | None = Field(None, gt=0)
     """Look only at this many first tokens of dev, to save time; the final evaluation always reads all of it."""
+    keep_step: int | None = Field(None, gt=0)
+    """Also keep the parameters as they are after this many steps: SPALM takes over from there."""
     bf16: bool = False
     """Compute in bfloat16 where that is safe; for GPUs."""
     seed: int = Field(0, ge=0, lt=2**63)
@@ -44,6 +46,8 @@ class TrainingSettings(Settings):
 
 CHECKPOINT_SECONDS = 30.0
 BEST = "model.safetensors"
+KEPT = "kept.safetensors"
+"""The parameters after `keep_step` steps."""
 
 Loss = Callable[[Batch, list[Tensor]], tuple[Tensor, list[Tensor]]]
 """The summed loss of a batch given the lanes' memory, and the memory after it."""
@@ -59,14 +63,18 @@ def fit(
     title: str,
     hardware: Hardware,
     tensorboard: bool = False,
+    begin: int = 0,
 ) -> checkpoint.Progress:
-    """Trains `model`, leaving the best on dev in `directory`; continues from the checkpoint there, if there is one."""
+    """Trains `model`, leaving the best on dev in `directory`; continues from the checkpoint there, if there is one.
+
+    `begin`: the step of the schedule at which it takes over, where another model has made those before.
+    """
     device = hardware.prepare()
     model.to(device)
     streams = Streams(train, settings.batch_size, settings.segment_length, settings.seed)
     optimiser = make_optimiser(settings.optimiser, model)
     torch.manual_seed(settings.seed + 1)  # of the dropout; the parameters were drawn before
-    progress, memories = checkpoint.load(directory, model, optimiser, device)
+    progress, memories = checkpoint.load(directory, model, optimiser, device, begin)
     log = RunLog(directory, progress.step, tensorboard)
     compute = torch.compile(loss) if hardware.compile else loss
     tokens_per_step = settings.batch_size * settings.segment_length
@@ -74,7 +82,7 @@ def fit(
     logged_step, save_seconds, speed = progress.step, 0.0, 0.0
     with bar(title, settings.steps, progress.step) as shown:
         while progress.step < settings.steps:
-            rate = learning_rate(settings.optimiser, progress.step, settings.steps)
+            rate = learning_rate(settings.optimiser, progress.step, settings.steps, begin)
             for group in optimiser.param_groups:
                 group["lr"] = rate
             if streams.starts_epoch(progress.step):
@@ -92,6 +100,8 @@ def fit(
             optimiser.zero_grad(set_to_none=True)
             progress.step += 1
             shown.advance()
+            if progress.step == settings.keep_step:
+                checkpoint.save_tensors(directory / KEPT, model.state_dict())
 
             now = time.monotonic()
             last = progress.step == settings.steps

@@ -29,8 +29,17 @@ class OptimiserSettings(Settings):
     """Gradients are scaled down to this norm."""
 
 
-def learning_rate(settings: OptimiserSettings, step: int, steps: int) -> float:
-    """The learning rate of step number `step`, counted from 0, of `steps`."""
+_TAKING_OVER = 50
+"""Steps over which the learning rate rises again where training goes on with moments that are empty."""
+
+
+def learning_rate(settings: OptimiserSettings, step: int, steps: int, begin: int = 0) -> float:
+    """The learning rate of step number `step`, counted from 0, of `steps`, the first of which here is `begin`."""
+    rate = _scheduled(settings, step, steps)
+    return rate * min(1.0, (step - begin + 1) / _TAKING_OVER) if begin else rate
+
+
+def _scheduled(settings: OptimiserSettings, step: int, steps: int) -> float:
     if step < settings.warm_up:
         return settings.learning_rate * (step + 1) / settings.warm_up
     if settings.decay == "inverse-sqrt":

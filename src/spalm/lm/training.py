@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from spalm import artifact
 from spalm.artifact import Artifact
 from spalm.corpus import Batch, Corpus
-from spalm.learning import BEST, Hardware, TrainingSettings, fit, load_parameters
+from spalm.learning import BEST, KEPT, Hardware, TrainingSettings, fit, load_parameters
 from spalm.learning.checkpoint import FOLDER as CHECKPOINTS
 from spalm.lm.reading import Reading, log_probabilities
 from spalm.lm.state import remembered
@@ -67,7 +67,7 @@ def train_model(
             "best_dev_loss": progress.best_dev,
             "best_step": progress.best_step,
         }
-        return facts, [BEST]
+        return facts, [BEST, KEPT] if settings.training.keep_step else [BEST]
 
     artifact.stage(directory, KIND, VERSION, settings.as_json(), {"corpus": corpus.digest}, make, restart)
     return TrainedModel(directory)
@@ -99,6 +99,13 @@ class TrainedModel(Artifact):
 
     def load(self, device: torch.device) -> Transformer:
         """The network, ready to be read with."""
+        return self._filled(BEST).to(device).eval().requires_grad_(False)
+
+    def kept(self) -> Transformer:
+        """The network as it was after `training.keep_step` steps, ready to be trained on."""
+        return self._filled(KEPT)
+
+    def _filled(self, file: str) -> Transformer:
         model = Transformer(self.model_settings.network, self.facts["vocabulary"])
-        load_parameters(model, self.directory / BEST)
-        return model.to(device).eval().requires_grad_(False)
+        load_parameters(model, self.directory / file)
+        return model

@@ -127,9 +127,10 @@ class Entries:
         shard, place = self._runs[run, 2], self._runs[run, 3] + rows - self._starts[run]
         dtype, inner = self._shards.kinds[what]
         out = np.empty((*np.shape(rows), *inner), dtype)
-        for number in np.unique(shard):
-            here = shard == number
-            out[here] = self._shards.mapped(what, int(number))[place[here]]
+        flat, shard, place = out.reshape(-1, *inner), shard.reshape(-1), place.reshape(-1)
+        order = np.argsort(shard, kind="stable")
+        for here in np.split(order, np.flatnonzero(np.diff(shard[order])) + 1) if len(order) else []:
+            flat[here] = self._shards.mapped(what, int(shard[here[0]]))[place[here]]
         return out
 
     def source(self, id: int) -> Source | None:

@@ -42,7 +42,9 @@ _ENCODED = 1 << 16
 
 class NeighbourSettings(Exclusion):
     count: int = Field(4, gt=0)
-    """Neighbours of every position: K."""
+    """Neighbours of every training position: K."""
+    held_out: int = Field(64, gt=0)
+    """Neighbours of every dev and test position: as many as kNN-LM may want."""
     recall: float = Field(0.95, gt=0, le=1)
     """Share of the true neighbours to be found, measured on a sample of each split."""
     seed: int = Field(1, ge=0)
@@ -81,9 +83,9 @@ def find_neighbours(
             first_id = memory.first_id(source_of_split(corpus, text.split))
             if first_id is None:
                 queries = _Encoded(encoder, memory, text, bulk.work / f"{text.split}.queries")
-                answered = bulk.answer(text.split, len(text), queries=queries)
+                answered = bulk.answer(text.split, len(text), settings.held_out, queries=queries)
             else:
-                answered = bulk.answer(text.split, len(text), first_id=first_id)
+                answered = bulk.answer(text.split, len(text), settings.count, first_id=first_id)
             for name, table in (("ids", answered.ids), ("distances", answered.distances)):
                 draft.declare(f"{text.split}.{name}", table.dtype, table.shape)
             match = _first_matches(entries, text, answered.ids)
@@ -166,9 +168,9 @@ class Bulk:
         return sample[random.permutation(len(sample))]
 
     def answer(
-        self, name: str, positions: int, first_id: int | None = None, queries: Vectors | None = None
+        self, name: str, positions: int, count: int, first_id: int | None = None, queries: Vectors | None = None
     ) -> Answered:
-        """The neighbours of `positions` queries: vectors of their own, or entries from `first_id` on."""
+        """The `count` neighbours of `positions` queries: vectors of their own, or entries from `first_id` on."""
         last_id = int(self.entries.labels(len(self.entries) - 1, len(self.entries))[0])
         job = _Job(
             work=self.work,
@@ -177,7 +179,7 @@ class Bulk:
             positions=positions,
             width=self.entries.width,
             first_id=first_id,
-            plan=Plan(self.settings.count, self.settings.count, 1, 0.0),
+            plan=Plan(count, count, 1, 0.0),
             exclusion=Exclusion(window=self.settings.window, document=self.settings.document),
             id_dtype=id_dtype(last_id),
             room=self.budget.room,
@@ -197,10 +199,11 @@ class Bulk:
     def _plan(self, job: "_Job", in_parallel: Map) -> tuple[Plan, list[list[int]], Judge]:
         """How far to look, and in which blocks: decided once, so that a run that goes on is the same run."""
         join, settings = job.open(), self.settings
-        judge = Judge.of(join.keys, join.queries, settings.count, job.exclusion, settings.seed, in_parallel)
+        count = job.plan.neighbours
+        judge = Judge.of(join.keys, join.queries, count, job.exclusion, settings.seed, in_parallel)
         path = self.work / f"{job.name}.plan.json"
         if not path.exists():
-            plan, recall = tune(join.keys, join.queries, settings.count, job.exclusion, judge, settings.recall)
+            plan, recall = tune(join.keys, join.queries, count, job.exclusion, judge, settings.recall)
             if recall < settings.recall:
                 say(f"{job.name}: a recall of {settings.recall} is out of reach, {recall:.3f} is what can be had")
             room = self.budget.queries(self.partitions.space.width, plan.kept)

@@ -31,11 +31,6 @@ class NeighbourTable(Artifact):
                 f"{self.directory} was made with another memory than {memory.directory}; run `spalm neighbours` again"
             )
 
-    @property
-    def count(self) -> int:
-        """K."""
-        return self.settings["count"]
-
     def recall(self, split: Split) -> float:
         return self.facts["splits"][split]["recall"]
 

@@ -1,14 +1,15 @@
-"""Models in, numbers and tables out: per-token log-probabilities, perplexities, results."""
+"""Models in, numbers and tables out: what a model says of held-out text, perplexities, significance, results."""
 
-from spalm.study.evaluate import Evaluation, EvaluationSettings, evaluate_model, figures
+from spalm.study.evaluate import EvaluationSettings, evaluate_model, figures
 from spalm.study.results import print_results, row, write_results
+from spalm.study.significance import wilcoxon
 
 __all__ = [
-    "Evaluation",
     "EvaluationSettings",
     "evaluate_model",
     "figures",
     "print_results",
     "row",
+    "wilcoxon",
     "write_results",
 ]

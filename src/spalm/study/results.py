@@ -3,32 +3,58 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich.console import Console
 from rich.table import Table
 
 from spalm.artifact import write_json
+from spalm.corpus import Corpus
 from spalm.lm import TrainedModel
-from spalm.study.evaluate import Evaluation, Unit
+from spalm.semiparametric import HELD_OUT, Records, TrainedSpalm
+from spalm.study.evaluate import Unit, figures
+from spalm.study.significance import wilcoxon
 
 FILE = "results.json"
 
 
-def row(model: str, trained: TrainedModel, evaluation: Evaluation, unit: Unit) -> dict[str, Any]:
-    """One row: dev and test in the recipe's unit, and everything needed to read and repeat it."""
+def row(
+    model: str,
+    trained: TrainedModel | TrainedSpalm,
+    records: Records,
+    corpus: Corpus,
+    unit: Unit,
+    reference: Records | None = None,
+    ablated: dict[str, np.ndarray] | None = None,
+) -> dict[str, Any]:
+    """One row: dev and test in the recipe's unit, and everything needed to read and repeat it.
+
+    `reference` are the records of transformer-XL with the same memory; `ablated` the log-probabilities of the same
+    model with its long-term memory taken away.
+    """
     training = trained.model_settings.training
+    found = {split: figures(records.log_probabilities(split), corpus.split(split)) for split in HELD_OUT}
+    knn = records.facts.get("knn", {})
+    without = {split: figures(array, corpus.split(split))[unit] for split, array in (ablated or {}).items()}
     return {
         "model": model,
-        "dev": evaluation.facts["dev"][unit],
-        "test": evaluation.facts["test"][unit],
+        "dev": found["dev"][unit],
+        "test": found["test"][unit],
         "unit": unit,
         "parameters": trained.parameters,
-        "memory_length": evaluation.settings["memory_length"],
+        "memory_length": records.settings["memory_length"],
         "memory_length_in_training": training.memory_length,
+        "lambda": knn.get("weight"),
+        "temperature": knn.get("temperature"),
+        "neighbours": knn.get("count"),
+        "without_long_term_memory": without or None,
+        "p_against_transformer_xl": None
+        if reference is None
+        else wilcoxon(records.log_probabilities("test"), reference.log_probabilities("test")),
         "steps": training.steps,
         "best_step": trained.facts["best_step"],
         "seed": training.seed,
-        "all_units": {split: evaluation.facts[split] for split in ("dev", "test")},
-        "evaluation": f"evaluation/{evaluation.directory.name}",
+        "all_units": found,
+        "evaluation": f"evaluation/{records.directory.name}",
     }
 
 
@@ -38,22 +64,34 @@ def write_results(rows: list[dict[str, Any]], directory: Path) -> None:
 
 def print_results(rows: list[dict[str, Any]], title: str, paper: list[dict[str, Any]], console: Console) -> None:
     """The table of a run, with the paper's figures beside ours where the recipe has them."""
-    table = Table(title=title, title_justify="left", caption=rows[0]["unit"] if rows else None, caption_justify="left")
+    notes = [rows[0]["unit"]] if rows else []
+    if any(each["without_long_term_memory"] for each in rows):
+        notes.append("ablated: test, with the long-term memory taken away")
+    if any(each["p_against_transformer_xl"] is not None for each in rows):
+        notes.append("p: Wilcoxon's signed-rank test against transformer-xl with the same M, on test")
+    table = Table(title=title, title_justify="left", caption="\n".join(notes) or None, caption_justify="left")
     table.add_column("model")
-    for name in ("memory M", "parameters", "dev", "test", *(("paper dev", "paper test") if paper else ())):
+    names = ["memory M", "parameters", "lambda", "dev", "test", "ablated", "p"]
+    for name in (*names, *(("paper dev", "paper test") if paper else ())):
         table.add_column(name, justify="right")
     for each in rows:
-        cells = [each["model"], f"{each['memory_length']:,}", _millions(each["parameters"])]
-        cells += [f"{each[split]:.{_digits(each['unit'])}f}" for split in ("dev", "test")]
+        digits = 3 if each["unit"] == "bits/character" else 2
+        ablated, p = each["without_long_term_memory"], each["p_against_transformer_xl"]
+        cells = [
+            each["model"],
+            f"{each['memory_length']:,}",
+            _millions(each["parameters"]),
+            "" if each["lambda"] is None else f"{each['lambda']:.2f}",
+            f"{each['dev']:.{digits}f}",
+            f"{each['test']:.{digits}f}",
+            "" if ablated is None else f"{ablated['test']:.{digits}f}",
+            "" if p is None else "<1e-9" if p < 1e-9 else f"{p:.2g}",
+        ]
         if paper:
             same = [p for p in paper if (p["model"], p["memory_length"]) == (each["model"], each["memory_length"])]
             cells += [str(same[0][split]) if same else "" for split in ("dev", "test")]
         table.add_row(*cells)
     console.print(table)
-
-
-def _digits(unit: str) -> int:
-    return 3 if unit == "bits/character" else 2
 
 
 def _millions(count: int) -> str:

@@ -1,0 +1,36 @@
+"""Tokens and neighbours in, SPALM out: gate, model, training; kNN-LM, the adaptive mixture; what models say, kept."""
+
+from spalm.semiparametric.adaptive import AdaptiveMixture, AdaptiveSettings, Lesson, Said, learn_mixture
+from spalm.semiparametric.gate import Gate, GateSettings
+from spalm.semiparametric.knn import Knn, KnnSettings, tune_knn
+from spalm.semiparametric.mixtures import mix_adaptively, mix_knn
+from spalm.semiparametric.model import Spalm
+from spalm.semiparametric.records import HELD_OUT, Records, Scorer, keep_records
+from spalm.semiparametric.retrieval import Retrieved, Retriever
+from spalm.semiparametric.training import SpalmModelSettings, SpalmSettings, TrainedSpalm, train_spalm
+
+__all__ = [
+    "HELD_OUT",
+    "AdaptiveMixture",
+    "AdaptiveSettings",
+    "Gate",
+    "GateSettings",
+    "Knn",
+    "KnnSettings",
+    "Lesson",
+    "Records",
+    "Retrieved",
+    "Retriever",
+    "Said",
+    "Scorer",
+    "Spalm",
+    "SpalmModelSettings",
+    "SpalmSettings",
+    "TrainedSpalm",
+    "keep_records",
+    "learn_mixture",
+    "mix_adaptively",
+    "mix_knn",
+    "train_spalm",
+    "tune_knn",
+]

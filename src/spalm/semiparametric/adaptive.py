@@ -1,0 +1,200 @@
+"""Beyond the paper: a mixture of probabilities whose weights depend on the position.
+
+    p(w)     = (1 - lambda_t) p_base(w) + lambda_t p_kNN(w)
+    p_kNN(w) = sum_(k: y_k = w) softmax_k(-d_k / T_t + a_t log p_base(y_k))
+
+lambda_t, T_t and a_t come from a small network that sees the hidden state, how far the neighbours are, how far they
+agree with each other and with the base, and how sure the base is. The base is SPALM, or any language model. Normalised
+over the vocabulary by construction.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from pydantic import Field
+from torch import Tensor, nn
+
+from spalm.semiparametric.knn import mix, over_vocabulary
+from spalm.semiparametric.retrieval import Retrieved
+from spalm.settings import Settings
+
+
+class AdaptiveSettings(Settings):
+    neighbours: int = Field(64, gt=0)
+    """Retrieved tokens that it sees; not more than the table holds."""
+    width: int = Field(64, gt=0)
+    """Size of its two inner layers."""
+    passes: int = Field(6, gt=0)
+    """Times that it reads the positions it learns from."""
+    batch_size: int = Field(2048, gt=0)
+    """Positions of a step."""
+    learning_rate: float = Field(2e-3, gt=0)
+    """Highest learning rate; it falls along a cosine to nothing."""
+    weight_decay: float = Field(0.01, ge=0)
+    """Decoupled weight decay."""
+    dropout: float = Field(0.2, ge=0, lt=1)
+    """Rate on the hidden state that it sees, and inside."""
+    seed: int = Field(1, ge=0)
+    """Of its parameters and the order of the positions."""
+
+
+@dataclass(frozen=True)
+class Said:
+    """What the base says at some positions."""
+
+    hidden: Float[Tensor, "n width"]
+    entropy: Float[Tensor, "n"]
+    highest: Float[Tensor, "n"]
+    """log p of its most likely token."""
+    of_retrieved: Float[Tensor, "n count"]
+    """log p of the retrieved tokens."""
+
+    @classmethod
+    def of(
+        cls, hidden: Float[Tensor, "n width"], log_probabilities: Float[Tensor, "n vocabulary"], retrieved: Retrieved
+    ) -> "Said":
+        entropy = -(log_probabilities.exp() * log_probabilities).sum(-1)
+        return cls(
+            hidden, entropy, log_probabilities.amax(-1), log_probabilities.gather(-1, retrieved.tokens).clamp_min(-30)
+        )
+
+    def __getitem__(self, which) -> "Said":
+        return Said(self.hidden[which], self.entropy[which], self.highest[which], self.of_retrieved[which])
+
+
+class AdaptiveMixture(nn.Module):
+    def __init__(self, settings: AdaptiveSettings, width: int, neighbours: int):
+        super().__init__()
+        self.settings = settings
+        self.ranks = [rank for rank in (0, 1, 3, 7, 15, 31, 63, 127, 255, 511, 1023) if rank < neighbours]
+        seen = 2 * len(self.ranks) + 8
+        self.hidden_norm = nn.LayerNorm(width)
+        self.network = nn.Sequential(
+            nn.Linear(width + seen, settings.width),
+            nn.GELU(),
+            nn.Dropout(settings.dropout),
+            nn.Linear(settings.width, settings.width),
+            nn.GELU(),
+            nn.Linear(settings.width, 3),
+        )
+        self.hidden_dropout = nn.Dropout(settings.dropout)
+        self.log_temperature = nn.Parameter(torch.zeros(()))
+        self.register_buffer("mean", torch.zeros(seen))
+        self.register_buffer("spread", torch.ones(seen))
+        self.register_buffer("usual_distance", torch.ones(()))
+
+    def initialise(self) -> "AdaptiveMixture":
+        torch.manual_seed(self.settings.seed)
+        for module in self.network:
+            if isinstance(module, nn.Linear):
+                module.reset_parameters()
+        nn.init.zeros_(self.network[-1].weight)
+        nn.init.zeros_(self.network[-1].bias)
+        return self
+
+    def learn_scales(self, said: Said, retrieved: Retrieved) -> None:
+        """Takes the scales of what it sees from a sample."""
+        near = retrieved.distances[..., 0]
+        self.usual_distance.fill_(near[torch.isfinite(near)].mean().clamp_min(1e-6))
+        self.log_temperature.data.fill_(-2.0)
+        seen = self._seen(said, retrieved)
+        self.mean.copy_(seen.mean(0))
+        self.spread.copy_(seen.std(0).clamp_min(1e-3))
+
+    def _seen(self, said: Said, retrieved: Retrieved) -> Float[Tensor, "n seen"]:
+        """How the neighbours and the base look from outside."""
+        tokens, there = retrieved.tokens, retrieved.there
+        distances = (retrieved.distances / self.usual_distance).masked_fill(~there, 4.0).clamp_max(4.0)
+        weights = torch.softmax(-8 * distances, dim=-1)
+        new = _first_of_their_kind(tokens) & there
+        probabilities = said.of_retrieved.exp()
+        as_first = tokens == tokens[..., :1]
+        summary = [
+            (weights * as_first).sum(-1),
+            (weights * probabilities).sum(-1),
+            said.of_retrieved[..., 0],
+            said.of_retrieved.amax(-1) - said.highest,
+            (probabilities * new).sum(-1),
+            (weights * said.of_retrieved).sum(-1),
+            said.entropy,
+            said.highest,
+        ]
+        return torch.cat(
+            [distances[..., self.ranks], new.cumsum(-1)[..., self.ranks].float(), torch.stack(summary, -1)], dim=-1
+        )
+
+    def forward(self, said: Said, retrieved: Retrieved) -> tuple[Float[Tensor, "n"], Float[Tensor, "n count"]]:
+        """lambda_t, and the neighbours' weights."""
+        seen = (self._seen(said, retrieved) - self.mean) / self.spread
+        hidden = self.hidden_dropout(self.hidden_norm(said.hidden.float()))
+        weight, temperature, agreement = self.network(torch.cat([hidden, seen], -1)).unbind(-1)
+        there = retrieved.there
+        distances = (retrieved.distances / self.usual_distance).masked_fill(~there, 0.0)
+        scale = torch.exp(temperature.clamp(-5, 5) - self.log_temperature)[..., None]
+        scores = -scale * distances + agreement[..., None] * said.of_retrieved
+        weights = torch.softmax(scores.masked_fill(~there, -1e9), dim=-1)
+        return torch.sigmoid(weight) * there.any(-1), weights
+
+    def target_log_probabilities(
+        self, log_base: Float[Tensor, "n"], said: Said, retrieved: Retrieved, targets: Int[Tensor, "n"]
+    ) -> Float[Tensor, "n"]:
+        weight, weights = self(said, retrieved)
+        right = (weights * (retrieved.tokens == targets[..., None])).sum(-1)
+        # Not the logarithm of nothing: its gradient is not a number.
+        return torch.log(((1 - weight) * log_base.exp() + weight * right).clamp_min(1e-30))
+
+    def log_probabilities(
+        self, log_base: Float[Tensor, "n vocabulary"], said: Said, retrieved: Retrieved
+    ) -> Float[Tensor, "n vocabulary"]:
+        weight, weights = self(said, retrieved)
+        return mix(log_base, over_vocabulary(weights, retrieved.tokens, log_base.shape[-1]).log(), weight[..., None])
+
+
+def _first_of_their_kind(tokens: Int[Tensor, "n count"]) -> Tensor:
+    """Whether no earlier neighbour has the same token."""
+    order = tokens.sort(dim=-1, stable=True)
+    new = F.pad(order.values[..., 1:] != order.values[..., :-1], (1, 0), value=True)
+    return torch.zeros_like(new).scatter_(-1, order.indices, new)
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """Positions to learn from: what the base says, what was retrieved, and what came."""
+
+    said: Said
+    retrieved: Retrieved
+    log_base: Float[Tensor, "n"]
+    targets: Int[Tensor, "n"]
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    def __getitem__(self, which) -> "Lesson":
+        return Lesson(self.said[which], self.retrieved[which], self.log_base[which], self.targets[which])
+
+
+def learn_mixture(settings: AdaptiveSettings, lesson: Lesson) -> AdaptiveMixture:
+    """A mixture that has learned from these positions; the same positions and settings give the same mixture."""
+    neighbours = lesson.retrieved.tokens.shape[-1]
+    mixture = AdaptiveMixture(settings, lesson.said.hidden.shape[-1], neighbours).initialise()
+    order = torch.Generator().manual_seed(settings.seed)
+    sample = lesson[torch.randperm(len(lesson), generator=order)[:16384]]
+    mixture.learn_scales(sample.said, sample.retrieved)
+    optimiser = torch.optim.AdamW(
+        mixture.parameters(), settings.learning_rate, weight_decay=settings.weight_decay, fused=True
+    )
+    steps = settings.passes * -(-len(lesson) // settings.batch_size)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps)
+    mixture.train()
+    for _ in range(settings.passes):
+        for rows in torch.randperm(len(lesson), generator=order).split(settings.batch_size):
+            part = lesson[rows]
+            loss = -mixture.target_log_probabilities(part.log_base, part.said, part.retrieved, part.targets).mean()
+            optimiser.zero_grad(set_to_none=True)
+            loss.backward()
+            nn.utils.clip_grad_norm_(mixture.parameters(), 1.0)
+            optimiser.step()
+            schedule.step()
+    return mixture.eval().requires_grad_(False)

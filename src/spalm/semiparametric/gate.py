@@ -1,0 +1,78 @@
+"""The paper's way to combine the two memories (section 2.3): attention over retrieved tokens, and a gate.
+
+    m_t = sum_k softmax_k(y_k . q_t) y_k            y_k: vectors of the retrieved tokens, q_t = h_t
+    g_t = sigmoid(w_g . h_t)
+    z_t = (1 - g_t) m_t + g_t h_t                   z_t takes the place of h_t in the output layer
+
+The paper's equation makes g_t one number, its figures show one for each dimension: `vector` is a matrix w_g, `scalar`
+a vector. y_k has the scale of the network's input embeddings (times the square root of the width), which is that of
+h_t; the scores of the attention are divided by it again: they are the output layer's logits of these tokens.
+"""
+
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from pydantic import Field
+from torch import Tensor, nn
+
+from spalm.lm import LanguageModel
+from spalm.semiparametric.retrieval import Retrieved
+from spalm.settings import Settings
+
+
+class GateSettings(Settings):
+    neighbours: int = Field(4, ge=0)
+    """Retrieved tokens that are attended to: K. May be changed at test."""
+    kind: Literal["vector", "scalar"] = "vector"
+    """One gate for each dimension, as in the paper's figures, or one for all, as in its equation."""
+    bias: float = 2.0
+    """What the gate begins with: sigmoid(bias) is the share of h_t."""
+    scaled: bool = True
+    """Retrieved tokens' vectors have the scale of the input embeddings; otherwise that of the shared table."""
+    project_query: bool = False
+    """Attend with a linear projection of h_t instead of h_t itself."""
+    distance_bias: bool = False
+    """A neighbour's distance counts in the attention, by a weight that is learned."""
+    dropout: float = Field(0.0, ge=0, lt=1)
+    """Share of the retrieved tokens that are hidden in training."""
+
+
+class Gate(nn.Module):
+    """z_t from h_t and what was retrieved."""
+
+    def __init__(self, settings: GateSettings, width: int):
+        super().__init__()
+        self.settings, self.width = settings, width
+        self.gate = nn.Linear(width, width if settings.kind == "vector" else 1)
+        self.query = nn.Linear(width, width, bias=False) if settings.project_query else None
+        self.distance_weight = nn.Parameter(torch.zeros(())) if settings.distance_bias else None
+
+    def initialise(self) -> "Gate":
+        nn.init.zeros_(self.gate.weight)
+        nn.init.constant_(self.gate.bias, self.settings.bias)
+        if self.query is not None:
+            nn.init.eye_(self.query.weight)
+        return self
+
+    def forward(
+        self, hidden: Float[Tensor, "*batch width"], retrieved: Retrieved, model: LanguageModel
+    ) -> tuple[Float[Tensor, "*batch width"], Float[Tensor, "*batch gates"]]:
+        """z_t and g_t. Where nothing was retrieved, z_t is h_t and g_t is 1."""
+        there = retrieved.there
+        if self.training and self.settings.dropout:
+            there = there & (torch.rand(there.shape, device=there.device) >= self.settings.dropout)
+        gate = torch.sigmoid(self.gate(hidden))
+        if not retrieved.tokens.shape[-1]:
+            return hidden, torch.ones_like(gate)
+        vectors = model.embed(retrieved.tokens)  # (*batch, K, width)
+        query = hidden if self.query is None else self.query(hidden)
+        scores = torch.einsum("...kd,...d->...k", vectors, query)
+        if self.distance_weight is not None:
+            scores = scores - self.distance_weight * retrieved.distances.masked_fill(~there, 0.0)
+        # Where nothing is there, weights of equal nothings are made, and not used.
+        weights = torch.softmax(scores.masked_fill(~there, torch.finfo(scores.dtype).min), dim=-1)
+        scale = self.width**0.5 if self.settings.scaled else 1.0
+        aggregated = torch.einsum("...k,...kd->...d", weights, vectors) * scale  # m_t
+        gate = gate.masked_fill(~there.any(-1, keepdim=True), 1.0)
+        return torch.lerp(aggregated, hidden, gate.expand_as(hidden)), gate

@@ -1,0 +1,132 @@
+"""Records and neighbours to the records of a mixture: kNN-LM's fixed weight, or the adaptive one.
+
+Both are made from what is on disk, without reading the text again. What is tuned on dev is saved with the result.
+"""
+
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import torch
+from jaxtyping import Int
+
+from spalm import artifact
+from spalm.artifact import Draft
+from spalm.console import bar
+from spalm.corpus import Corpus, TokenSplit
+from spalm.errors import InputError
+from spalm.learning.checkpoint import save_tensors
+from spalm.neighbours import NeighbourTable
+from spalm.semiparametric.adaptive import AdaptiveMixture, AdaptiveSettings, learn_mixture
+from spalm.semiparametric.knn import KnnSettings, tune_knn
+from spalm.semiparametric.records import HELD_OUT, KIND, VERSION, Records
+from spalm.semiparametric.retrieval import Retriever
+
+MIXTURE = "mixture.safetensors"
+_ROWS = 1 << 15
+"""Positions that are mixed at a time."""
+_MOST = 300_000
+"""Positions that a mixture learns from."""
+
+
+def mix_knn(
+    records: Records, corpus: Corpus, table: NeighbourTable, settings: KnnSettings, directory: Path, name: str
+) -> Records:
+    """kNN-LM on top of a model's records: lambda, T and k are the best on dev."""
+    most = min(max(settings.counts), table.array("dev.ids").shape[1])
+
+    def make(draft: Draft) -> tuple[dict, list[str]]:
+        retrievers = {split: Retriever(table, split, most) for split in HELD_OUT}
+        dev = corpus.split("dev")
+        with bar(f"tune {name}", None) as shown:
+            rows = _spread(len(dev))
+            base = torch.from_numpy(np.array(records.log_probabilities("dev")[rows]))
+            knn, _ = tune_knn(base, retrievers["dev"](rows), torch.from_numpy(dev.targets(rows)), settings)
+            shown.say(f"lambda {knn.weight:.2f}, temperature {knn.temperature:.3g}, k {knn.count}")
+        for text in map(corpus.split, HELD_OUT):
+
+            def score(rows: np.ndarray, text=text) -> torch.Tensor:
+                base = torch.from_numpy(np.array(records.log_probabilities(text.split)[rows]))
+                targets = torch.from_numpy(text.targets(rows))
+                return knn.target_log_probabilities(base, retrievers[text.split](rows), targets)
+
+            _write(draft, text, score)
+        return {"knn": asdict(knn)}, []
+
+    own = {"knn": settings.as_json(), **_about(records)}
+    parents = {"records": records.digest, "neighbours": table.digest}
+    artifact.stage(directory, KIND, VERSION, own, parents, make, cheap=True)
+    return Records(directory)
+
+
+def mix_adaptively(
+    records: Records, corpus: Corpus, table: NeighbourTable, settings: AdaptiveSettings, directory: Path, name: str
+) -> Records:
+    """The adaptive mixture on top of a model's records. It learns from dev, and is never scored on what it learned
+    from: each half of dev is scored by a mixture that learned from the other, test by one that learned from both."""
+    if not records.has("of_retrieved"):
+        raise InputError(f"{records.directory} was made without neighbours; evaluate the model with them")
+    most = records.of("dev", "of_retrieved").shape[1]
+
+    def make(draft: Draft) -> tuple[dict, list[str]]:
+        retrievers = {split: Retriever(table, split, most) for split in HELD_OUT}
+        dev = corpus.split("dev")
+        halves = _halves(dev)
+
+        def learned(rows: np.ndarray) -> AdaptiveMixture:
+            rows = rows[_spread(len(rows))]
+            return learn_mixture(settings, records.lesson(dev, retrievers["dev"], rows))
+
+        def scored_by(mixture: AdaptiveMixture, text: TokenSplit) -> Callable[[np.ndarray], torch.Tensor]:
+            def score(rows: np.ndarray) -> torch.Tensor:
+                part = records.lesson(text, retrievers[text.split], rows)
+                return mixture.target_log_probabilities(part.log_base, part.said, part.retrieved, part.targets)
+
+            return score
+
+        with bar(f"learn {name}", 3) as shown:
+            by_half = []
+            for half in (halves[1], halves[0]):
+                by_half.append(scored_by(learned(half), dev))
+                shown.advance()
+            whole = learned(np.arange(len(dev)))
+            shown.advance()
+        border = len(halves[0])
+
+        def score_dev(rows: np.ndarray) -> torch.Tensor:
+            parts = [(by_half[0], rows[rows < border]), (by_half[1], rows[rows >= border])]
+            return torch.cat([score(part) for score, part in parts if len(part)])
+
+        _write(draft, dev, score_dev)
+        _write(draft, corpus.split("test"), scored_by(whole, corpus.split("test")))
+        save_tensors(draft.directory / MIXTURE, whole.state_dict())
+        return {"dev_border": border}, [MIXTURE]
+
+    own = {"adaptive": settings.as_json(), **_about(records)}
+    parents = {"records": records.digest, "neighbours": table.digest}
+    artifact.stage(directory, KIND, VERSION, own, parents, make, cheap=True)
+    return Records(directory)
+
+
+def _about(records: Records) -> dict[str, int]:
+    return {"memory_length": records.settings["memory_length"]}
+
+
+def _spread(count: int) -> Int[np.ndarray, "n"]:
+    """Positions from all over, not more than a mixture needs."""
+    return np.arange(count) if count <= _MOST else np.linspace(0, count - 1, _MOST).astype(np.int64)
+
+
+def _halves(text: TokenSplit) -> list[np.ndarray]:
+    """A split in two, between the documents nearest to its middle; a text of one document in its middle."""
+    ends = text.ends[:-1]
+    border = int(ends[np.abs(ends - len(text) / 2).argmin()]) if len(ends) else len(text) // 2
+    return [np.arange(border), np.arange(border, len(text))]
+
+
+@torch.inference_mode()
+def _write(draft: Draft, text: TokenSplit, score: Callable[[np.ndarray], torch.Tensor]) -> None:
+    rows = torch.arange(len(text)).split(_ROWS)
+    found = torch.cat([score(part.numpy()) for part in rows]) if len(text) else torch.zeros(0)
+    draft.write_array(f"{text.split}.log_probabilities", found.numpy().astype("<f4"))

@@ -1,0 +1,60 @@
+"""From a position to the tokens that followed its neighbours: a look-up in the table, once that is made."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from spalm.corpus import Split
+from spalm.errors import InputError
+from spalm.neighbours import NOTHING, NeighbourTable
+from spalm.neighbours.table import without_the_forgotten
+
+
+@dataclass(frozen=True)
+class Retrieved:
+    """The neighbours of some positions, nearest first: the tokens y_k that followed them, and how far away they are."""
+
+    tokens: Int[Tensor, "*batch count"]
+    distances: Float[Tensor, "*batch count"]
+    """Squared; infinite where there is no such neighbour, whatever token stands there."""
+
+    @property
+    def there(self) -> Bool[Tensor, "*batch count"]:
+        return torch.isfinite(self.distances)
+
+    def first(self, count: int) -> "Retrieved":
+        return Retrieved(self.tokens[..., :count], self.distances[..., :count])
+
+    def __getitem__(self, which) -> "Retrieved":
+        return Retrieved(self.tokens[which], self.distances[which])
+
+    def to(self, device: torch.device) -> "Retrieved":
+        return Retrieved(self.tokens.to(device), self.distances.to(device))
+
+
+class Retriever:
+    """Neighbours of one split's positions, as of the memory's version when it was made."""
+
+    def __init__(self, table: NeighbourTable, split: Split, count: int):
+        ids, distances = table.array(f"{split}.ids"), table.array(f"{split}.distances")
+        if count > ids.shape[1]:
+            raise InputError(
+                f"{table.directory} holds {ids.shape[1]} neighbours of each {split} position, {count} are asked for; "
+                f"raise neighbours.{'count' if split == 'train' else 'held_out'} or ask for fewer"
+            )
+        self._ids, self._distances = ids[:, :count], distances[:, :count]
+        self._entries = table.memory.entries()
+
+    def __call__(self, positions: Int[np.ndarray, "*batch"]) -> Retrieved:
+        flat = positions.reshape(-1)
+        ids, distances = self._ids[flat].astype(np.int64), self._distances[flat]
+        ids, distances = without_the_forgotten(ids, distances, self._entries)
+        rows = self._entries.rows(ids)
+        tokens = np.where(ids == NOTHING, 0, self._entries.take_tokens(rows.clip(0)))
+        shape = (*positions.shape, ids.shape[1])
+        return Retrieved(
+            torch.from_numpy(tokens.astype(np.int64)).view(shape), torch.from_numpy(np.array(distances)).view(shape)
+        )

@@ -1,0 +1,126 @@
+"""A transformer-XL and a table of neighbours to a trained SPALM."""
+
+from pathlib import Path
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from spalm import artifact
+from spalm.artifact import Artifact
+from spalm.corpus import Batch, Corpus
+from spalm.errors import InputError
+from spalm.learning import BEST, Hardware, fit, load_parameters
+from spalm.learning.checkpoint import FOLDER as CHECKPOINTS
+from spalm.lm import ModelSettings, Reading, TrainedModel, Transformer, parameter_count, remembered
+from spalm.lm.training import DEV_LANES
+from spalm.neighbours import NeighbourTable
+from spalm.semiparametric.gate import GateSettings
+from spalm.semiparametric.model import Spalm
+from spalm.semiparametric.records import Scorer, mean_loss
+from spalm.semiparametric.retrieval import Retriever
+from spalm.settings import Settings
+
+KIND = "semiparametric language model"
+VERSION = 1
+
+
+class SpalmSettings(Settings):
+    gate: GateSettings = GateSettings()
+    """How retrieved tokens come in."""
+    start: float = Field(0.6, ge=0, lt=1)
+    """Share of the training steps that are transformer-XL's: SPALM takes over from its parameters there, and makes the
+    rest of the same steps. 0: it is trained from scratch."""
+
+    def first_step(self, steps: int) -> int:
+        return round(self.start * steps)
+
+
+class SpalmModelSettings(ModelSettings):
+    spalm: SpalmSettings
+
+
+def segment_loss(model: Spalm, retriever: Retriever, memory_length: int, batch: Batch, memory: list[Tensor]):
+    """Summed cross-entropy of a segment, and the short-term memory after it."""
+    retrieved = retriever(batch.positions).to(batch.inputs.device)
+    mixed, layer_inputs = model(batch.inputs, memory or None, retrieved)
+    loss = model.base.vocabulary.loss(mixed.flatten(0, 1), batch.targets.flatten())
+    return loss, remembered(memory or None, layer_inputs, memory_length)
+
+
+def train_spalm(
+    settings: SpalmModelSettings,
+    start: TrainedModel | None,
+    corpus: Corpus,
+    table: NeighbourTable,
+    directory: Path,
+    name: str,
+    hardware: Hardware,
+    tensorboard: bool = False,
+    restart: bool = False,
+) -> "TrainedSpalm":
+    """Trains at `directory`, from the parameters that `start` kept or from scratch; continues, or finds it there."""
+    training, gate = settings.training, settings.spalm.gate
+    begin = settings.spalm.first_step(training.steps)
+    if (begin > 0) != (start is not None):
+        raise InputError(f"spalm.start = {settings.spalm.start}: transformer-XL's parameters go with a start above 0")
+
+    def make(draft: artifact.Draft) -> tuple[dict, list[str]]:
+        draft.scratch(CHECKPOINTS)
+        model = Spalm(Transformer(settings.network, corpus.vocabulary), gate).initialise(training.seed)
+        if start is not None:
+            model.base = start.kept()
+        retriever = Retriever(table, "train", gate.neighbours)
+        reading = Reading.of(settings.network.layers, training.segment_length, training.memory_length, DEV_LANES)
+        dev = corpus.split("dev")
+        scorer = Scorer(model.base, model.gate, {"dev": Retriever(table, "dev", gate.neighbours)}, everything=False)
+
+        def dev_loss() -> float:
+            model.eval()
+            found = mean_loss(scorer, dev, reading, min(training.dev_tokens or len(dev), len(dev)), model.device)
+            model.train()
+            return found
+
+        progress = fit(
+            model,
+            lambda batch, memory: segment_loss(model, retriever, training.memory_length, batch, memory),
+            corpus.split("train"),
+            dev_loss,
+            training,
+            draft.directory,
+            f"train {name}",
+            hardware,
+            tensorboard,
+            begin,
+        )
+        facts = {
+            "vocabulary": corpus.vocabulary,
+            "parameters": parameter_count(model),
+            "best_dev_loss": progress.best_dev,
+            "best_step": progress.best_step,
+        }
+        return facts, [BEST]
+
+    parents = {"corpus": corpus.digest, "neighbours": table.digest}
+    parents |= {} if start is None else {"start": start.digest}
+    artifact.stage(directory, KIND, VERSION, settings.as_json(), parents, make, restart)
+    return TrainedSpalm(directory)
+
+
+class TrainedSpalm(Artifact):
+    """A trained SPALM on disk: its settings, and the model itself by `load`."""
+
+    def __init__(self, directory: Path | str):
+        super().__init__(directory, KIND)
+        self.model_settings = SpalmModelSettings.parse(self.settings, str(self.directory))
+
+    @property
+    def parameters(self) -> int:
+        return self.facts["parameters"]
+
+    def load(self, device: torch.device) -> Spalm:
+        """The model, ready to be read with."""
+        base = Transformer(self.model_settings.network, self.facts["vocabulary"])
+        model = Spalm(base, self.model_settings.spalm.gate)
+        load_parameters(model, self.directory / BEST)
+        return model.to(device).eval().requires_grad_(False)
