@@ -32,6 +32,7 @@ from spalm.semiparametric import (
     AdaptiveSettings,
     KnnSettings,
     Records,
+    Retriever,
     SpalmModelSettings,
     SpalmSettings,
     TrainedSpalm,
@@ -40,7 +41,15 @@ from spalm.semiparametric import (
     train_spalm,
 )
 from spalm.settings import Settings, override
-from spalm.study import EvaluationSettings, evaluate_model, print_results, row, write_results
+from spalm.study import (
+    EvaluationSettings,
+    evaluate_model,
+    print_passage,
+    print_results,
+    row,
+    where_memory_helped,
+    write_results,
+)
 
 ModelName = Literal["transformer", "transformer-xl", "spalm"]
 MODELS: tuple[ModelName, ...] = ("transformer", "transformer-xl", "spalm")
@@ -236,4 +245,13 @@ class Run:
         )
         write_results(rows, self.directory)
         print_results(rows, self.recipe.title, [each.model_dump() for each in self.recipe.paper], console)
+        self._show_passage(console)
         console.print(f"written to {self.directory / 'results.json'}", highlight=False)
+
+    def _show_passage(self, console: Console, length: int = 16) -> None:
+        memory_length = self.recipe.test_memories("spalm")[0]
+        spalm, reference = (self.records(name, memory_length) for name in ("spalm", "transformer-xl"))
+        rows = where_memory_helped(spalm, reference, "test", length)
+        retriever = Retriever(self.neighbours, "test", self.recipe.spalm.gate.neighbours)
+        console.print("Where the long-term memory helped most in test; retrieved tokens that came are in green.")
+        print_passage(self.corpus, "test", rows, spalm, reference, retriever, console)

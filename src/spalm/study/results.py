@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -64,14 +65,15 @@ def write_results(rows: list[dict[str, Any]], directory: Path) -> None:
 
 def print_results(rows: list[dict[str, Any]], title: str, paper: list[dict[str, Any]], console: Console) -> None:
     """The table of a run, with the paper's figures beside ours where the recipe has them."""
-    notes = [rows[0]["unit"]] if rows else []
+    notes = [f"{rows[0]['unit']}; M: length of the short-term memory"] if rows else []
     if any(each["without_long_term_memory"] for each in rows):
         notes.append("ablated: test, with the long-term memory taken away")
     if any(each["p_against_transformer_xl"] is not None for each in rows):
-        notes.append("p: Wilcoxon's signed-rank test against transformer-xl with the same M, on test")
-    table = Table(title=title, title_justify="left", caption="\n".join(notes) or None, caption_justify="left")
-    table.add_column("model")
-    names = ["memory M", "parameters", "lambda", "dev", "test", "ablated", "p"]
+        notes.append("p: Wilcoxon's test on test, against transformer-xl with the same M")
+    table = Table(title=title, caption="\n".join(notes) or None, box=box.SIMPLE_HEAD, pad_edge=False)
+    table.title_justify = table.caption_justify = "left"
+    table.add_column("model", no_wrap=True)
+    names = ["M", "parameters", "lambda", "dev", "test", "ablated", "p"]
     for name in (*names, *(("paper dev", "paper test") if paper else ())):
         table.add_column(name, justify="right")
     for each in rows:

@@ -1,0 +1,125 @@
+"""What a training step of SPALM costs beside one of transformer-XL of the same size: `step_ratio`.
+
+Both take turns on the same text, a few steps each, so that what slows the machine down slows both. The network and the
+batch are a recipe's; the text is the standard library of this Python. Neighbours are read from a table on disk as in
+training, but it holds random entries: making it is another benchmark.
+"""
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+
+from spalm.artifact import stage, write_json
+from spalm.console import say
+from spalm.corpus import Corpus, Streams
+from spalm.learning import Hardware
+from spalm.learning.optimiser import make_optimiser
+from spalm.lm import Reading, Transformer, segment_loss
+from spalm.memory import Encoder, Memory, open_memory, remember, source_of_split
+from spalm.neighbours import NeighbourTable
+from spalm.neighbours.table import KIND, VERSION
+from spalm.recipe import Recipe, Run, read_recipe
+from spalm.semiparametric import Retriever, Spalm
+from spalm.semiparametric.training import segment_loss as spalm_loss
+
+ROUNDS, STEPS = 15, 4
+
+
+class NoKeys(Encoder):
+    """Of a memory only the tokens are read here."""
+
+    def keys(self, stream, start, stop, to_keys, width, progress=lambda _: None):  # noqa: ARG002
+        progress(stop - start)
+        return np.zeros((stop - start, width), "<f2")
+
+
+def a_memory(corpus: Corpus, recipe: Recipe, folder: Path) -> Memory:
+    reading = Reading.of(1, 64, 0, 1)
+    encoder = NoKeys("none", 8, corpus.vocabulary, reading, lambda: None, lambda: torch.device("cpu"))
+    train = corpus.split("train")
+    memory = open_memory(folder, encoder, recipe.memory, train)
+    remember(memory, encoder, train, source_of_split(corpus, "train"))
+    return memory
+
+
+def a_table(corpus: Corpus, memory: Memory, count: int, folder: Path) -> NeighbourTable:
+    positions = len(corpus.split("train"))
+
+    def make(draft):
+        random = np.random.default_rng(0)
+        draft.write_array("train.ids", random.integers(0, positions, (positions, count)).astype("<i4"))
+        draft.write_array("train.distances", random.random((positions, count), np.float32))
+        return {"lineage": memory.lineage()}, []
+
+    stage(folder, KIND, VERSION, {"count": count}, {"memory": memory.digest}, make)
+    return NeighbourTable(folder, memory)
+
+
+class Steps:
+    """Training steps of one model, one after another."""
+
+    def __init__(self, model: nn.Module, loss: Callable, streams: Streams, recipe: Recipe):
+        self.model, self.loss, self.streams, self.recipe = model, loss, streams, recipe
+        self.optimiser = make_optimiser(recipe.training.optimiser, model)
+        self.memory: list[torch.Tensor] = []
+        self.done = 0
+
+    def seconds(self, count: int) -> float:
+        began = time.perf_counter()
+        for _ in range(count):
+            batch = self.streams.batch(self.done)
+            loss, self.memory = self.loss(batch, self.memory)
+            (loss / batch.targets.numel()).backward()
+            nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe.training.optimiser.clip)
+            self.optimiser.step()
+            self.optimiser.zero_grad(set_to_none=True)
+            self.done += 1
+        return (time.perf_counter() - began) / count
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("runs/bench/spalm.json"))
+    parser.add_argument("--recipe", default="wikitext2", help="whose network, batch and gate are measured")
+    given = parser.parse_args()
+    folder = given.out.parent / "spalm"
+    text = read_recipe("demo", [])
+    corpus = Run(text, folder, Hardware()).corpus
+    recipe = read_recipe(given.recipe, [])
+    Hardware().prepare()
+    memory = a_memory(corpus, recipe, folder / "memory")
+    gate = recipe.spalm.gate
+    table = a_table(corpus, memory, gate.neighbours, folder / "neighbours")
+    training, length = recipe.training, recipe.training.memory_length
+    streams = Streams(corpus.split("train"), training.batch_size, training.segment_length, 1)
+    plain = Transformer(recipe.network, corpus.vocabulary).initialise(1)
+    spalm = Spalm(Transformer(recipe.network, corpus.vocabulary), gate).initialise(1)
+    retriever = Retriever(table, "train", gate.neighbours)
+    both = [
+        Steps(plain, lambda batch, memory: segment_loss(plain, length, batch, memory), streams, recipe),
+        Steps(spalm, lambda batch, memory: spalm_loss(spalm, retriever, length, batch, memory), streams, recipe),
+    ]
+    for each in both:
+        each.seconds(2)  # the first steps allocate
+    rounds = [[each.seconds(STEPS) for each in both] for _ in range(ROUNDS)]
+    ratio = statistics.median(after / before for before, after in rounds)
+    result = {
+        "step_ratio": ratio,
+        "seconds_transformer_xl": statistics.median(before for before, _ in rounds),
+        "seconds_spalm": statistics.median(after for _, after in rounds),
+        "recipe": given.recipe,
+        "neighbours": gate.neighbours,
+        "rounds": ROUNDS,
+    }
+    write_json(given.out, result)
+    say(f"a step of SPALM takes {ratio:.3f} times one of transformer-XL ({given.recipe}); written to {given.out}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,135 @@
+"""kNN-LM beside a dictionary, its tuner beside every point of its grid; every mixture a distribution."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from spalm.semiparametric import (
+    AdaptiveMixture,
+    AdaptiveSettings,
+    Knn,
+    KnnSettings,
+    Lesson,
+    Retrieved,
+    Said,
+    learn_mixture,
+    tune_knn,
+)
+
+N, K, D, V = 11, 5, 6, 17
+
+
+def neighbours(missing: bool = True) -> Retrieved:
+    distances = torch.sort(torch.rand(N, K) * 3).values
+    if missing:
+        distances[2, 3:] = torch.inf
+        distances[5] = torch.inf
+    return Retrieved(torch.randint(V // 3, (N, K)), distances)
+
+
+def base() -> torch.Tensor:
+    return torch.log_softmax(2 * torch.randn(N, V), -1)
+
+
+def test_knn_is_the_dictionary():
+    retrieved, log_base = neighbours(), base()
+    knn = Knn(weight=0.3, temperature=0.7, count=4)
+    found = knn.log_probabilities(log_base, retrieved)
+    for n in range(N):
+        mass: dict[int, float] = {}
+        total = 0.0
+        for token, distance in zip(retrieved.tokens[n, :4].tolist(), retrieved.distances[n, :4].tolist()):
+            if math.isfinite(distance):
+                mass[token] = mass.get(token, 0.0) + math.exp(-distance / 0.7)
+                total += math.exp(-distance / 0.7)
+        weight = 0.3 if total else 0.0
+        for token in range(V):
+            expected = (1 - weight) * math.exp(log_base[n, token])
+            expected += weight * mass.get(token, 0.0) / total if total else 0.0
+            assert math.exp(found[n, token]) == pytest.approx(expected, rel=1e-4)
+
+
+def test_of_one_token_as_of_all():
+    retrieved, log_base = neighbours(), base()
+    targets = torch.randint(V, (N,))
+    knn = Knn(0.25, 0.5, 3)
+    whole = knn.log_probabilities(log_base, retrieved).gather(1, targets[:, None])[:, 0]
+    own = log_base.gather(1, targets[:, None])[:, 0]
+    torch.testing.assert_close(knn.target_log_probabilities(own, retrieved, targets), whole)
+
+
+@pytest.mark.parametrize("weight", [0.0, 0.4, 0.95])
+def test_every_mixture_sums_to_one(weight):
+    retrieved, log_base = neighbours(), base()
+    found = Knn(weight, 1.3, K).log_probabilities(log_base, retrieved)
+    torch.testing.assert_close(found.exp().sum(-1), torch.ones(N))
+    mixture = AdaptiveMixture(AdaptiveSettings(), D, K).initialise().eval()
+    mixture.network[-1].weight.data.normal_()
+    said = Said.of(torch.randn(N, D), log_base, retrieved)
+    mixture.learn_scales(said, retrieved)
+    found = mixture.log_probabilities(log_base, said, retrieved)
+    torch.testing.assert_close(found.exp().sum(-1), torch.ones(N))
+    targets = torch.randint(V, (N,))
+    one = mixture.target_log_probabilities(log_base.gather(1, targets[:, None])[:, 0], said, retrieved, targets)
+    torch.testing.assert_close(one, found.gather(1, targets[:, None])[:, 0], rtol=1e-4, atol=1e-5)
+
+
+def test_the_tuner_finds_the_best_point_of_its_grid():
+    retrieved, log_base = neighbours(), base()
+    targets = torch.where(torch.rand(N) < 0.6, retrieved.tokens[:, 0], torch.randint(V, (N,)))
+    own = log_base.gather(1, targets[:, None])[:, 0]
+    settings = KnnSettings(lambdas=[0.0, 0.2, 0.5, 0.8], counts=[1, 3, 99], temperatures=[0.1, 1.0, 9.0])
+    best, found = tune_knn(own, retrieved, targets, settings)
+    everything = {
+        (weight, temperature, count): float(
+            Knn(weight, temperature, count).target_log_probabilities(own, retrieved, targets).mean()
+        )
+        for weight in settings.lambdas
+        for temperature in settings.temperatures
+        for count in (1, 3, K)
+    }
+    assert found == pytest.approx(max(everything.values()), rel=1e-5)
+    assert everything[best.weight, best.temperature, best.count] == pytest.approx(found, rel=1e-5)
+
+
+def test_lambda_zero_is_the_model_itself():
+    retrieved, log_base = neighbours(), base()
+    torch.testing.assert_close(Knn(0.0, 1.0, K).log_probabilities(log_base, retrieved), log_base)
+
+
+def lesson(count: int, seed: int) -> Lesson:
+    """The first neighbour is right exactly where the hidden state's first number is positive."""
+    random = torch.Generator().manual_seed(seed)
+    hidden = torch.randn(count, D, generator=random)
+    tokens = torch.randint(V, (count, K), generator=random)
+    anything = torch.randint(V, (count,), generator=random)
+    targets = torch.where(hidden[:, 0] > 0, tokens[:, 0], anything)
+    log_base = torch.full((count, V), -math.log(V))
+    retrieved = Retrieved(tokens, torch.arange(K).expand(count, K) * 2.0 + 1.0)
+    said = Said.of(hidden, log_base, retrieved)
+    return Lesson(said, retrieved, log_base.gather(1, targets[:, None])[:, 0], targets)
+
+
+def test_the_adaptive_mixture_learns_when_to_trust_its_neighbours():
+    settings = AdaptiveSettings(width=16, passes=20, batch_size=256, learning_rate=0.01, dropout=0.0)
+    mixture = learn_mixture(settings, lesson(2000, 1))
+    other = lesson(500, 2)
+    weight, weights = mixture(other.said, other.retrieved)
+    trusted = other.said.hidden[:, 0] > 0.3
+    assert weight[trusted].mean() > 0.8
+    assert weight[other.said.hidden[:, 0] < -0.3].mean() < 0.3
+    assert weights[trusted, 0].mean() > 0.8
+    again = learn_mixture(settings, lesson(2000, 1))
+    for one, same in zip(mixture.state_dict().values(), again.state_dict().values()):
+        assert torch.equal(one, same)
+
+
+def test_a_fixed_weight_does_worse_there():
+    settings = AdaptiveSettings(width=16, passes=20, batch_size=256, learning_rate=0.01, dropout=0.0)
+    mixture, other = learn_mixture(settings, lesson(2000, 1)), lesson(500, 2)
+    adaptive = mixture.target_log_probabilities(other.log_base, other.said, other.retrieved, other.targets).mean()
+    _, fixed = tune_knn(other.log_base, other.retrieved, other.targets, KnnSettings())
+    assert float(adaptive) > fixed + 0.1
+    assert np.isfinite(fixed)
