@@ -31,7 +31,7 @@ test: lint
 bench: $(addprefix bench-,$(BENCHMARKS))
 
 $(addprefix bench-,$(BENCHMARKS)): bench-%: $(READY)
-	$(BIN)/python benchmarks/$*.py --out runs/bench/$*.json $(ARGS)
+	$(BIN)/python benchmarks/bench_$*.py --out runs/bench/$*.json $(ARGS)
 
 clean:
 	rm -rf $(VENV) runs

@@ -158,3 +158,9 @@ def test_the_manifest_is_the_documented_one(tmp_path):
     manifest = json.loads((tmp_path / "x" / "manifest.json").read_text())
     assert set(manifest) == {"kind", "version", "settings", "parents", "facts", "files", "spalm"}
     assert set(manifest["files"]["numbers"]) == {"bytes", "sha256", "dtype", "shape"}
+
+
+def test_a_setting_that_came_later_and_is_not_used_changes_nothing(tmp_path):
+    old = made(tmp_path / "x", {"a": 1})
+    assert made(tmp_path / "x", {"a": 1, "later": None}, make=fail).digest == old.digest
+    assert made(tmp_path / "x", {"a": 1, "later": 3}).settings == {"a": 1, "later": 3}

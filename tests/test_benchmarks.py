@@ -2,7 +2,7 @@
 
 from torch.utils.flop_counter import FlopCounterMode
 
-import training
+import bench_training as training
 from spalm.lm import segment_loss
 
 
@@ -26,7 +26,7 @@ def test_repeated_keys_are_the_same_however_they_are_read(tmp_path):
     import numpy as np
     from stubs import StubEncoder, new_memory, random_texts, stream
 
-    import neighbours
+    import bench_neighbours as neighbours
     from spalm.memory import remember, source_of_text
 
     encoder = StubEncoder()

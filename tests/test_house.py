@@ -11,6 +11,7 @@ import torch
 
 from spalm.lm import Transformer, parameter_count
 from spalm.recipe import read_recipe, recipe_folder
+from spalm.semiparametric import Spalm
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "spalm"
@@ -62,6 +63,11 @@ def test_every_recipe_is_read_and_built(name):
         assert count == pytest.approx(paper[name], rel=0.03)
     assert recipe.model("transformer").training.memory_length == 0
     assert recipe.model("transformer-xl").training.memory_length == recipe.training.memory_length > 0
+    spalm = recipe.model("spalm")
+    assert spalm.spalm.gate.neighbours == recipe.neighbours.count
+    with torch.device("meta"):
+        extra = parameter_count(Spalm(Transformer(spalm.network, size), spalm.spalm.gate)) - count
+    assert extra == spalm.network.width * (spalm.network.width + 1), "the gate is all that SPALM adds"
 
 
 def test_the_papers_set_ups_are_the_papers():

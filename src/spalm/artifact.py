@@ -172,11 +172,12 @@ def stage(
     with only_writer(directory):
         if (directory / MANIFEST).exists():
             present = Artifact(directory)
-            if present.identity == identity:
+            changed = differences(present.identity, identity)
+            if not changed:
                 say(f"{directory}: finished before, unchanged")
                 return present
     if (directory / MANIFEST).exists():
-        set_aside(directory, differences(present.identity, identity))
+        set_aside(directory, changed)
         directory.mkdir()
     with only_writer(directory):
         _claim(directory, identity, restart, cheap)

@@ -106,8 +106,14 @@ class Recipe(Settings):
             changes = {"keep_step": self.spalm.first_step(self.training.steps) or None}
         training = self.training.model_copy(update=changes)
         if name == "spalm":
-            return SpalmModelSettings(network=self.network, training=training, spalm=self.spalm)
+            return SpalmModelSettings(network=self.network, training=training, spalm=self._spalm)
         return ModelSettings(network=self.network, training=training)
+
+    @property
+    def _spalm(self) -> SpalmSettings:
+        """With the number of neighbours filled in."""
+        count = self.neighbours.count if self.spalm.gate.neighbours is None else self.spalm.gate.neighbours
+        return self.spalm.model_copy(update={"gate": self.spalm.gate.model_copy(update={"neighbours": count})})
 
     def test_memories(self, name: RowName) -> list[int]:
         """Lengths of the short-term memory to evaluate a model with."""
@@ -252,6 +258,7 @@ class Run:
         memory_length = self.recipe.test_memories("spalm")[0]
         spalm, reference = (self.records(name, memory_length) for name in ("spalm", "transformer-xl"))
         rows = where_memory_helped(spalm, reference, "test", length)
-        retriever = Retriever(self.neighbours, "test", self.recipe.spalm.gate.neighbours)
+        count = self.recipe.model("spalm").spalm.gate.neighbours
+        retriever = Retriever(self.neighbours, "test", count)
         console.print("Where the long-term memory helped most in test; retrieved tokens that came are in green.")
         print_passage(self.corpus, "test", rows, spalm, reference, retriever, console)

@@ -108,7 +108,10 @@ def _assign(values: Any, path: list[str], value: Any, assignment: str) -> dict[s
 
 
 def differences(old: Any, new: Any, key: str = "") -> list[str]:
-    """The places where two JSON values differ, each as `key: old -> new`."""
+    """The places where two JSON values differ, each as `key: old -> new`.
+
+    A key that is missing is the same as one that is null: a setting that came later, and is not used, changes nothing.
+    """
     if isinstance(old, dict) and isinstance(new, dict):
         names = list(old) + [name for name in new if name not in old]
         return [

@@ -17,7 +17,7 @@ _MOST_QUERIES = 250_000
 """Queries of a block: more of them share a visit to a partition, fewer are lost by a kill."""
 _GFLOPS = 55.0
 """Of the core on which the two constants below were measured."""
-_MICROSECONDS, _MICROSECONDS_PER_DIMENSION = 26.0, 0.07
+_MICROSECONDS, _MICROSECONDS_PER_DIMENSION = 19.0, 0.025
 """Time of one core for a query and its part of the preparations, at a million keys and a recall of 0.95."""
 _GROWTH = 0.15
 """How much more than proportionally to the keys the work grows."""
@@ -73,7 +73,7 @@ class Budget:
 
     def rows(self, width: int) -> int:
         """Rows that are put in order at a time: held as float16. The more, the longer the runs that are written."""
-        return max(4096, min(1 << 21, self._usable // 4 // (2 * width + 64)))
+        return max(4096, min(1 << 21, self._usable // 8 // (2 * width + 64)))
 
     def points(self, scan_width: int) -> int:
         """Sampled keys from which partitions are learned."""

@@ -56,7 +56,7 @@ def _best(queries, keys: Keys, count: int, in_parallel: Map, askers: Askers) -> 
     # Far from the origin, products of vectors lose digits.
     centre = torch.from_numpy(queries).mean(0)
     asking = torch.from_numpy(queries) - centre
-    numbers = np.arange(len(queries))
+    numbers = np.arange(len(queries), dtype=np.int32)
 
     def look(task: tuple[int, int]) -> Best:
         best = Best(askers, count)

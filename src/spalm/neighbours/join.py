@@ -122,7 +122,7 @@ class Join:
     def begin(self, rows, vectors: Float[Tensor, "queries width"], best: Best) -> Visits:
         """Looks at home and over the nearest borders. Returns the borders within reach that were not crossed yet."""
         home = self.queries.ordered.partition_of(rows)
-        self._look(vectors, best, Visits(np.arange(len(home)), home, np.zeros(len(home), np.float32)))
+        self._look(vectors, best, Visits(np.arange(len(home), dtype=np.int32), home, np.zeros(len(home), np.float32)))
         visits, first = self._borders(home, vectors, self.radius(rows, best))
         crossed = visits.within(first)
         self._look(vectors, best, visits[crossed])

@@ -12,8 +12,14 @@ NOTHING = -1
 _TILE = 64
 """Scores that are compared with the bar at once, before any of them is looked at: most tiles hold nothing new."""
 
-# Infinities are used, so they are not assumed away.
-_compiled = numba.njit(nogil=True, cache=True, fastmath={"nnan", "nsz", "reassoc", "contract"})
+
+def _compiled(function):
+    # Infinities are used, so they are not assumed away.
+    options = {"nogil": True, "fastmath": {"nnan", "nsz", "reassoc", "contract"}}
+    try:
+        return numba.njit(function, cache=True, **options)
+    except RuntimeError:  # there is no folder in which to keep it: it is compiled again in every process
+        return numba.njit(function, **options)
 
 
 @_compiled

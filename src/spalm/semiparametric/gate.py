@@ -22,8 +22,8 @@ from spalm.settings import Settings
 
 
 class GateSettings(Settings):
-    neighbours: int = Field(4, ge=0)
-    """Retrieved tokens that are attended to: K. May be changed at test."""
+    neighbours: int | None = Field(None, ge=0)
+    """Retrieved tokens that are attended to, K; default: neighbours.count. May be changed at test."""
     kind: Literal["vector", "scalar"] = "vector"
     """One gate for each dimension, as in the paper's figures, or one for all, as in its equation."""
     bias: float = 2.0

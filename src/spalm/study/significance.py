@@ -1,11 +1,12 @@
 """Whether one model is better than another: the paper's test, on the log-likelihoods of the same tokens."""
 
 import numpy as np
-from scipy import stats
 
 
 def wilcoxon(one: np.ndarray, other: np.ndarray) -> float:
     """The two-sided p-value of Wilcoxon's signed-rank test; 1 where the two never differ."""
+    from scipy import stats  # a second to import, and most commands need no statistics
+
     difference = np.asarray(one, np.float64) - np.asarray(other, np.float64)
     if not difference.any():
         return 1.0

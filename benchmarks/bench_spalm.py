@@ -94,7 +94,7 @@ def main() -> None:
     recipe = read_recipe(given.recipe, [])
     Hardware().prepare()
     memory = a_memory(corpus, recipe, folder / "memory")
-    gate = recipe.spalm.gate
+    gate = recipe.model("spalm").spalm.gate
     table = a_table(corpus, memory, gate.neighbours, folder / "neighbours")
     training, length = recipe.training, recipe.training.memory_length
     streams = Streams(corpus.split("train"), training.batch_size, training.segment_length, 1)

@@ -101,14 +101,15 @@ class Repeated(First):
         self._noise = 0.1 * spread * np.random.default_rng(0).standard_normal((1 << 16, self.width), np.float32)
 
     def keys(self, start: int, stop: int) -> np.ndarray:
-        parts = [np.zeros((0, self.width), np.float32)]
+        parts = [np.zeros((0, self.width), "<f2")]
         while start < stop:
             place = start % len(self._entries)
             count = min(stop - start, len(self._entries) - place, self._TILE - start % self._TILE)
             noise = hash((start // self._TILE, 1)) % (len(self._noise) - self._TILE) + start % self._TILE
-            parts.append(self._entries.keys(place, place + count) + self._noise[noise : noise + count])
+            noisy = self._entries.keys(place, place + count) + self._noise[noise : noise + count]
+            parts.append(noisy.astype("<f2"))
             start += count
-        return np.concatenate(parts).astype("<f2")
+        return np.concatenate(parts)
 
     def labels(self, start: int, stop: int) -> np.ndarray:
         return np.arange(start, stop)
