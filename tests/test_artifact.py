@@ -93,6 +93,23 @@ def test_scratch_is_there_until_the_manifest_is(tmp_path, monkeypatch):
     assert not (tmp_path / "x" / "journal").exists()
 
 
+def test_scratch_that_a_kill_left_is_removed_later(tmp_path, monkeypatch):
+    def with_scratch(draft):
+        draft.scratch("work").mkdir()
+        return make(draft)
+
+    def killed(_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("spalm.artifact._remove", killed)
+        with pytest.raises(KeyboardInterrupt):
+            made(tmp_path / "x", make=with_scratch)
+    assert (tmp_path / "x" / "work").exists()
+    made(tmp_path / "x", make=fail)
+    assert sorted(path.name for path in (tmp_path / "x").iterdir()) == ["manifest.json", "numbers"]
+
+
 def test_a_full_disk_at_the_first_file_leaves_nothing_in_the_way(tmp_path, monkeypatch):
     def full_disk(_):
         raise OSError(28, "No space left on device")

@@ -26,6 +26,8 @@ from spalm.settings import differences
 
 MANIFEST = "manifest.json"
 UNFINISHED = "unfinished.json"
+SCRATCH = "scratch.json"
+"""Names what is to be removed once the artifact is whole."""
 TEMPORARY = ".tmp"
 
 
@@ -113,7 +115,6 @@ class Draft:
     def __init__(self, directory: Path):
         self.directory = directory
         self._arrays: dict[str, dict[str, Any]] = {}
-        self._scratch: list[Path] = []
 
     def declare(self, name: str, dtype: np.dtype | str, shape: tuple[int, ...]) -> None:
         """Says that the file `name` is a raw little-endian array of this type and shape."""
@@ -121,9 +122,10 @@ class Draft:
 
     def scratch(self, name: str) -> Path:
         """A file or folder that is needed only until the artifact is whole: removed then, not before."""
-        path = self.directory / name
-        self._scratch.append(path)
-        return path
+        named = _scratch_of(self.directory)
+        if name not in named:
+            write_json(self.directory / SCRATCH, [*named, name])
+        return self.directory / name
 
     def write_array(self, name: str, array: np.ndarray) -> None:
         self.declare(name, array.dtype, array.shape)
@@ -143,8 +145,7 @@ class Draft:
             {**identity, "facts": dict(facts), "files": entries, "spalm": spalm.__version__},
         )
         (self.directory / UNFINISHED).unlink()
-        for path in self._scratch:
-            _remove(path)
+        _tidy(self.directory)
 
 
 Make = Callable[[Draft], tuple[dict[str, Any], list[str]]]
@@ -174,6 +175,7 @@ def stage(
             present = Artifact(directory)
             changed = differences(present.identity, identity)
             if not changed:
+                _tidy(directory)  # of what a kill at the very end left
                 say(f"{directory}: finished before, unchanged")
                 return present
     if (directory / MANIFEST).exists():
@@ -199,12 +201,25 @@ def _claim(directory: Path, identity: dict[str, Any], restart: bool, cheap: bool
                 f"{directory} holds unfinished work with other settings ({changed[0]}); "
                 "go back to them, choose another --out, or give --restart to begin again"
             )
-    others = [path for path in directory.iterdir() if path.name not in (UNFINISHED, UNFINISHED + TEMPORARY)]
+    ours = {name + end for name in (UNFINISHED, SCRATCH) for end in ("", TEMPORARY)}
+    others = [path for path in directory.iterdir() if path.name not in ours]
     if others and not marker.exists():
         raise InputError(f"{directory} holds files that are not ours ({others[0].name}); choose another --out")
     for path in others:
         _remove(path)
     write_json(marker, identity)
+
+
+def _scratch_of(directory: Path) -> list[str]:
+    path = directory / SCRATCH
+    return read_json(path) if path.exists() else []
+
+
+def _tidy(directory: Path) -> None:
+    """Removes scratch, and last the list of it."""
+    for name in _scratch_of(directory):
+        _remove(directory / name)
+    (directory / SCRATCH).unlink(missing_ok=True)
 
 
 def _remove(path: Path) -> None:
@@ -220,19 +235,6 @@ def set_aside(directory: Path, changed: list[str]) -> None:
     say(f"{directory}: {changed[0]}{more}; made again, the old one is kept as {previous.name}")
 
 
-_held: set[int] = set()
-
-
-def _let_go() -> None:
-    """A forked worker does not hold its parent's locks: they end with the parent."""
-    for handle in _held:
-        os.close(handle)
-    _held.clear()
-
-
-os.register_at_fork(after_in_child=_let_go)
-
-
 @contextmanager
 def only_writer(directory: Path) -> Iterator[None]:
     """Holds the directory for this process; a second writer is refused at once, and a crash lets go."""
@@ -244,9 +246,7 @@ def only_writer(directory: Path) -> Iterator[None]:
         raise InputError(
             f"{directory} is being written by another process; wait for it or choose another --out"
         ) from None
-    _held.add(handle)
     try:
         yield
     finally:
-        _held.discard(handle)
         os.close(handle)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
+from pydantic import model_validator
 from rich.console import Console
 
 from spalm import artifact
@@ -99,14 +100,29 @@ class Recipe(Settings):
     paper: list[PaperRow] = []
     """The paper's figures for this set-up."""
 
+    @model_validator(mode="after")
+    def _enough_neighbours(self) -> "Recipe":
+        """What is attended to must be in the table."""
+        gate, table = self._spalm.gate.neighbours, self.neighbours
+        if gate > table.count:
+            raise ValueError(
+                f"spalm.gate.neighbours = {gate}, the table holds neighbours.count = {table.count}; raise that"
+            )
+        for name, wanted in (("spalm.gate", gate), ("evaluation", self.evaluation.neighbours or 0)):
+            if wanted > table.held_out:
+                raise ValueError(
+                    f"{name}.neighbours = {wanted}, the table holds neighbours.held_out = {table.held_out}; raise that"
+                )
+        return self
+
     def model(self, name: ModelName) -> ModelSettings:
         """The settings of transformer or transformer-XL; SPALM's are the latter's, and more."""
-        changes: dict[str, Any] = {"memory_length": 0} if name == "transformer" else {}
-        if name == "transformer-xl":
-            changes = {"keep_step": self.spalm.first_step(self.training.steps) or None}
-        training = self.training.model_copy(update=changes)
         if name == "spalm":
-            return SpalmModelSettings(network=self.network, training=training, spalm=self._spalm)
+            return SpalmModelSettings(network=self.network, training=self.training, spalm=self._spalm)
+        if name == "transformer-xl":
+            keep = self.spalm.first_step(self.training.steps) or None
+            return ModelSettings(network=self.network, training=self.training, keep_step=keep)
+        training = self.training.model_copy(update={"memory_length": 0})
         return ModelSettings(network=self.network, training=training)
 
     @property
@@ -173,7 +189,7 @@ class Run:
 
     def _spalm(self) -> TrainedSpalm:
         settings, where = self.recipe.model("spalm"), self.directory / "spalm"
-        start = self.model("transformer-xl") if settings.spalm.start else None
+        start = self.model("transformer-xl") if settings.spalm.first_step(settings.training.steps) else None
         table = self.neighbours
         return train_spalm(
             settings, start, self.corpus, table, where, "spalm", self.hardware, self.tensorboard, self.restart
@@ -241,7 +257,7 @@ class Run:
             ablated = {split: spalm.of(split, "without_memory") for split in HELD_OUT}
         else:
             ablated = {split: reference.log_probabilities(split) for split in HELD_OUT}
-        return row(*about, reference, ablated)
+        return row(*about, reference, ablated, self.neighbours.facts.get("more_texts", 0))
 
     def everything(self, console: Console) -> None:
         """All stages, then the table and results.json."""

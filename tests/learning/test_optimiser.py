@@ -26,3 +26,10 @@ def test_only_matrices_decay():
     model = torch.nn.Linear(3, 2)
     optimiser = make_optimiser(OptimiserSettings(learning_rate=1.0, weight_decay=0.1), model)
     assert [(len(group["params"]), group["weight_decay"]) for group in optimiser.param_groups] == [(1, 0.1), (1, 0.0)]
+
+
+def test_taking_over_the_rate_rises_to_the_schedule():
+    settings = OptimiserSettings(learning_rate=0.1, warm_up=10)
+    assert learning_rate(settings, 500, 1000, begin=500) == pytest.approx(learning_rate(settings, 500, 1000) / 50)
+    assert learning_rate(settings, 549, 1000, begin=500) == learning_rate(settings, 549, 1000)
+    assert learning_rate(settings, 700, 1000, begin=500) == learning_rate(settings, 700, 1000)

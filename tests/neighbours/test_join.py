@@ -6,6 +6,7 @@ from arrays import Array, brute_force, clustered
 
 from spalm.neighbours import NOTHING, Exclusion
 from spalm.neighbours.join import Join, Plan, Queries
+from spalm.neighbours.kernels import squared_distances
 from spalm.neighbours.ordered import put_in_order
 from spalm.neighbours.partitions import NEAR, Partitions, learn_partitions, learn_space
 from spalm.neighbours.tuning import Judge, tune
@@ -119,7 +120,8 @@ def test_it_tunes_itself_to_the_recall_that_is_asked_for(tmp_path, target):
     own = ordered(keys, tmp_path, partitions=60, block=1000)
     queries = Queries(own, 0, 6000)
     judge = Judge.of(own, queries, COUNT, Exclusion(), 1, in_turn)
-    plan, recall = tune(own, queries, COUNT, Exclusion(), judge, target)
+    tuned = tune(own, queries, COUNT, Exclusion(), judge, target)
+    plan, recall = tuned.plan, tuned.recall
     assert recall >= target
     other = Judge.of(own, queries, COUNT, Exclusion(), 2, in_turn)
     found = Join(own, queries, plan, Exclusion()).answer(other.rows)
@@ -165,6 +167,19 @@ def test_putting_in_order_is_a_permutation_and_resumes(tmp_path, width):
     for name in ("keys", "labels", "documents", "half_norms", "starts", *(["scan"] if width else [])):
         assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
     assert len(again) == 1003
+
+
+def test_distances_of_every_half_precision_number():
+    """All 65,536 patterns of bits but those of infinities and what is no number; signs and subnormals included."""
+    halves = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
+    halves = halves[np.isfinite(halves)]
+    rows = np.arange(len(halves))[:, None]
+    found = np.empty(rows.shape, np.float32)
+    vectors = np.full((len(halves), 1), 0.5, np.float32)
+    squared_distances(halves.view(np.uint16)[:, None], rows, vectors, found)
+    np.testing.assert_allclose(found[:, 0], (halves.astype(np.float64) - 0.5) ** 2, rtol=1e-6)
+    squared_distances(halves.view(np.uint16)[:, None], np.full_like(rows, NOTHING), vectors, found)
+    assert np.isinf(found).all()
 
 
 def test_partitions_survive_being_saved(tmp_path):

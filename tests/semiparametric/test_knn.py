@@ -116,7 +116,8 @@ def test_the_adaptive_mixture_learns_when_to_trust_its_neighbours():
     settings = AdaptiveSettings(width=16, passes=20, batch_size=256, learning_rate=0.01, dropout=0.0)
     mixture = learn_mixture(settings, lesson(2000, 1))
     other = lesson(500, 2)
-    weight, weights = mixture(other.said, other.retrieved)
+    logits, weights = mixture(other.said, other.retrieved)
+    weight = torch.sigmoid(logits)
     trusted = other.said.hidden[:, 0] > 0.3
     assert weight[trusted].mean() > 0.8
     assert weight[other.said.hidden[:, 0] < -0.3].mean() < 0.3
@@ -124,6 +125,16 @@ def test_the_adaptive_mixture_learns_when_to_trust_its_neighbours():
     again = learn_mixture(settings, lesson(2000, 1))
     for one, same in zip(mixture.state_dict().values(), again.state_dict().values()):
         assert torch.equal(one, same)
+
+
+def test_what_the_base_finds_all_but_impossible_stays_so():
+    retrieved = neighbours(missing=False)
+    log_base = torch.full((N,), -90.0)
+    said = Said.of(torch.randn(N, D), base(), retrieved)
+    mixture = AdaptiveMixture(AdaptiveSettings(), D, K).initialise().eval()
+    mixture.learn_scales(said, retrieved)
+    found = mixture.target_log_probabilities(log_base, said, retrieved, torch.full((N,), V - 1))
+    assert (found < -85).all()
 
 
 def test_a_fixed_weight_does_worse_there():

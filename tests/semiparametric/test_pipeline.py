@@ -4,10 +4,13 @@ import json
 
 import numpy as np
 import pytest
+import torch
 
+from spalm.corpus import Streams
 from spalm.learning import Hardware
 from spalm.recipe import ROWS, Recipe, Run
-from spalm.semiparametric import Retriever, mixtures
+from spalm.semiparametric import Retriever, SpalmSettings, mixtures
+from spalm.semiparametric.training import segment_loss
 
 NAMES = [f"{kind}{number}" for kind in ("ka", "lo", "mi", "nu") for number in range(30)]
 FACTS = 600
@@ -100,17 +103,42 @@ def test_training_positions_retrieve_from_other_documents_only(run):
     np.testing.assert_array_equal(tokens[ids >= 0], train.tokens[ids[ids >= 0]])
 
 
-def test_what_the_adaptive_mixture_learned_from_is_not_what_it_is_scored_on(run, rows):
-    """The first half of dev is scored by a mixture that learned from the second."""
+@pytest.mark.usefixtures("rows")
+def test_what_the_adaptive_mixture_learned_from_is_not_what_it_is_scored_on(run):
+    """Each half of dev is scored by a mixture that learned from the other, test by one that learned from dev."""
     dev = run.corpus.split("dev")
     halves = mixtures._halves(dev)
     assert len(halves[0]) in dev.ends.tolist()
     records = run.records("spalm", 16)
-    retriever = Retriever(run.neighbours, "dev", 16)
-    settings = run.recipe.adaptive
-    learned = mixtures.learn_mixture(settings, records.lesson(dev, retriever, halves[1]))
-    part = records.lesson(dev, retriever, halves[0])
-    expected = learned.target_log_probabilities(part.log_base, part.said, part.retrieved, part.targets)
-    kept = run.records("spalm-adaptive", 16).log_probabilities("dev")[: len(halves[0])]
-    np.testing.assert_allclose(kept, expected.numpy(), rtol=1e-4, atol=1e-5)
-    assert rows["spalm-adaptive"]["dev"] > 1
+    kept = run.records("spalm-adaptive", 16)
+    test = run.corpus.split("test")
+    for learned_from, text, scored in (
+        (halves[1], dev, halves[0]),
+        (halves[0], dev, halves[1]),
+        (np.arange(len(dev)), test, np.arange(len(test))),
+    ):
+        lesson = records.lesson(dev, Retriever(run.neighbours, "dev", 16), learned_from)
+        mixture = mixtures.learn_mixture(run.recipe.adaptive, lesson)
+        part = records.lesson(text, Retriever(run.neighbours, text.split, 16), scored)
+        expected = mixture.target_log_probabilities(part.log_base, part.said, part.retrieved, part.targets)
+        found = kept.log_probabilities(text.split)[scored]
+        np.testing.assert_allclose(found, expected.numpy(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("start", [0.0, 0.001, 0.999])
+def test_only_a_start_of_nothing_is_from_scratch_and_some_steps_are_its_own(start):
+    first = SpalmSettings(start=start).first_step(24)
+    assert (first == 0) == (start == 0)
+    assert first < 24
+
+
+def test_in_half_precision_and_compiled_it_is_nearly_the_same(run):
+    spalm = run.model("spalm").load(torch.device("cpu"))
+    batch = Streams(run.corpus.split("train"), 4, 16, 1).batch(3)
+    retriever = Retriever(run.neighbours, "train", 4)
+    plain, _ = segment_loss(spalm, retriever, 16, batch, [])
+    with torch.autocast("cpu", torch.bfloat16):
+        half, _ = segment_loss(spalm, retriever, 16, batch, [])
+    assert float(half) == pytest.approx(float(plain), rel=0.02)
+    compiled = torch.compile(lambda batch: segment_loss(spalm, retriever, 16, batch, [])[0], backend="eager")
+    assert float(compiled(batch)) == pytest.approx(float(plain), rel=1e-5)

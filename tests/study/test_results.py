@@ -55,10 +55,24 @@ def test_the_table_says_what_it_shows():
         "lambda": 0.25,
         "without_long_term_memory": {"dev": 20.0, "test": 21.987},
         "p_against_transformer_xl": 3e-12,
+        "more_texts_in_memory": 1,
     }
     console = Console(width=100, record=True, file=StringIO())
     paper = [{"model": "spalm+knn", "memory_length": 512, "dev": 17.6, "test": 18.0}]
     print_results([row], "A title", paper, console)
     text = console.export_text()
-    for part in ("A title", "spalm+knn", "512", "1.4M", "0.25", "12.35", "13.46", "21.99", "<1e-9", "17.6", "18.0"):
+    for part in (
+        "A title",
+        "spalm+knn",
+        "512",
+        "1.4M",
+        "0.25",
+        "12.35",
+        "13.46",
+        "21.99",
+        "<1e-9",
+        "17.6",
+        "18.0",
+        "not the static figures",
+    ):
         assert part in text, part

@@ -36,8 +36,6 @@ class TrainingSettings(Settings):
     """Steps between looks at the dev split; the best model on it is the one that is kept."""
     dev_tokens: int | None = Field(None, gt=0)
     """Look only at this many first tokens of dev, to save time; the final evaluation always reads all of it."""
-    keep_step: int | None = Field(None, gt=0)
-    """Also keep the parameters as they are after this many steps: SPALM takes over from there."""
     bf16: bool = False
     """Compute in bfloat16 where that is safe; for GPUs."""
     seed: int = Field(0, ge=0, lt=2**63)
@@ -47,7 +45,7 @@ class TrainingSettings(Settings):
 CHECKPOINT_SECONDS = 30.0
 BEST = "model.safetensors"
 KEPT = "kept.safetensors"
-"""The parameters after `keep_step` steps."""
+"""The parameters after some of the steps."""
 
 Loss = Callable[[Batch, list[Tensor]], tuple[Tensor, list[Tensor]]]
 """The summed loss of a batch given the lanes' memory, and the memory after it."""
@@ -64,10 +62,12 @@ def fit(
     hardware: Hardware,
     tensorboard: bool = False,
     begin: int = 0,
+    keep: int | None = None,
 ) -> checkpoint.Progress:
     """Trains `model`, leaving the best on dev in `directory`; continues from the checkpoint there, if there is one.
 
-    `begin`: the step of the schedule at which it takes over, where another model has made those before.
+    `begin`: the step of the schedule at which it takes over, where another model has made those before. `keep`: the
+    number of steps after which the parameters are kept for another model to take over.
     """
     device = hardware.prepare()
     model.to(device)
@@ -100,7 +100,7 @@ def fit(
             optimiser.zero_grad(set_to_none=True)
             progress.step += 1
             shown.advance()
-            if progress.step == settings.keep_step:
+            if progress.step == keep:
                 checkpoint.save_tensors(directory / KEPT, model.state_dict())
 
             now = time.monotonic()

@@ -23,6 +23,8 @@ DEV_LANES = 16
 class ModelSettings(Settings):
     network: NetworkSettings
     training: TrainingSettings
+    keep_step: int | None = None
+    """Also keep the parameters as they are after this many steps: SPALM takes over from there."""
 
 
 def parameter_count(model: nn.Module) -> int:
@@ -60,6 +62,7 @@ def train_model(
             f"train {name}",
             hardware,
             tensorboard,
+            keep=settings.keep_step,
         )
         facts = {
             "vocabulary": corpus.vocabulary,
@@ -67,7 +70,7 @@ def train_model(
             "best_dev_loss": progress.best_dev,
             "best_step": progress.best_step,
         }
-        return facts, [BEST, KEPT] if settings.training.keep_step else [BEST]
+        return facts, [BEST, KEPT] if settings.keep_step else [BEST]
 
     artifact.stage(directory, KIND, VERSION, settings.as_json(), {"corpus": corpus.digest}, make, restart)
     return TrainedModel(directory)
@@ -102,7 +105,7 @@ class TrainedModel(Artifact):
         return self._filled(BEST).to(device).eval().requires_grad_(False)
 
     def kept(self) -> Transformer:
-        """The network as it was after `training.keep_step` steps, ready to be trained on."""
+        """The network as it was after `keep_step` steps, ready to be trained on."""
         return self._filled(KEPT)
 
     def _filled(self, file: str) -> Transformer:

@@ -66,10 +66,10 @@ class Budget:
         """Bytes of mapped keys in memory at a time."""
         return max(64 << 20, self._usable // 3)
 
-    def queries(self, scan_width: int, kept: int) -> int:
+    def queries(self, scan_width: int, kept: int, visits: float) -> int:
         """Queries that a thread answers at a time: their vectors, best rows and visits, of all threads, take half."""
-        each = 4 * scan_width + 32 * kept + 4096
-        return max(1000, min(_MOST_QUERIES, self._usable // 2 // self.workers // each))
+        each = 4 * scan_width + 32 * kept + 64 * visits + 512
+        return max(1000, min(_MOST_QUERIES, int(self._usable / 2 / self.workers / each)))
 
     def rows(self, width: int) -> int:
         """Rows that are put in order at a time: held as float16. The more, the longer the runs that are written."""
@@ -86,11 +86,13 @@ class Estimate:
     disk: int
 
     @classmethod
-    def of(cls, keys: int, queries: int, width: int, neighbours: int, recall: float, workers: int) -> "Estimate":
+    def of(cls, keys: int, own: int, others: int, width: int, table: int, recall: float, workers: int) -> "Estimate":
+        """Of `own` keys that ask themselves and `others` that are copied too; `table`: bytes of the result."""
         work = (_MICROSECONDS + _MICROSECONDS_PER_DIMENSION * width) * 1e-6 * (max(keys, 1) / 1e6) ** _GROWTH
         thorough = (0.05 / max(1 - recall, 1e-3)) ** 0.6
-        seconds = queries * work * thorough * _GFLOPS / gflops_of_a_core() / workers
-        return cls(seconds, (keys + queries) * (4 * width + 40) + queries * neighbours * 12)
+        seconds = (own + others) * work * thorough * _GFLOPS / gflops_of_a_core() / workers
+        # Whole keys and half as much for the scan, twice while they are ordered; labels, documents, norms, partitions.
+        return cls(seconds, (keys + others) * (4 * width + 32) + table)
 
     def refuse_unless_it_fits(self, directory: Path) -> None:
         already = sum(path.stat().st_blocks * 512 for path in directory.rglob("*") if path.is_file())

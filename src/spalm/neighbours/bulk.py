@@ -8,8 +8,7 @@ the blocks of queries, which threads answer one by one, each writing its part of
 import json
 import math
 import os
-from dataclasses import asdict, dataclass, replace
-from functools import lru_cache
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -76,11 +75,17 @@ def find_neighbours(
         if not len(entries):
             raise InputError(f"{memory.directory} remembers nothing; add documents with `spalm remember`")
         bulk = Bulk(entries, settings, draft.directory, draft.scratch("work"), budget)
-        bulk.announce(sum(map(len, splits)))
+        held_out = sum(len(text) for text in splits if text.split != "train")
+        bulk.announce(len(splits[0]), held_out)
         bulk.prepare()
         facts = {}
         for text in splits:
             first_id = memory.first_id(source_of_split(corpus, text.split))
+            if first_id is not None and text.split != "train":
+                raise InputError(
+                    f"{memory.directory} remembers the {text.split} text; what is evaluated must not be in the memory: "
+                    "forget it, or use another memory"
+                )
             if first_id is None:
                 queries = _Encoded(encoder, memory, text, bulk.work / f"{text.split}.queries")
                 answered = bulk.answer(text.split, len(text), settings.held_out, queries=queries)
@@ -90,13 +95,28 @@ def find_neighbours(
                 draft.declare(f"{text.split}.{name}", table.dtype, table.shape)
             match = _first_matches(entries, text, answered.ids)
             say(f"neighbours of {text.split}: recall {answered.recall:.3f}; the first has the right token {match:.1%}")
+            with_some = float((answered.ids[:, 0] != NOTHING).mean())
+            if text.split == "train" and not with_some:
+                raise InputError(
+                    f"no training position has a neighbour: neighbours.document = {settings.document}, "
+                    f"neighbours.window = {settings.window}, and the memory holds "
+                    f"{len(entries.documents_held)} document(s); set neighbours.document=false or a smaller window"
+                )
             facts[text.split] = {
                 "recall": answered.recall,
                 "first_match": match,
+                "with_neighbours": with_some,
                 "judged": answered.judged,
                 "plan": asdict(answered.plan),
             }
-        return {"lineage": memory.lineage(), "entries": len(entries), **bulk.facts, "splits": facts}, []
+        lineage = memory.lineage()
+        return {
+            "lineage": lineage,
+            "more_texts": len(lineage) - 2,  # besides the kind of keys and the training text
+            "entries": len(entries),
+            **bulk.facts,
+            "splits": facts,
+        }, []
 
     artifact.stage(directory, KIND, VERSION, settings.as_json(), parents, make, restart)
     return NeighbourTable(directory, memory)
@@ -120,12 +140,13 @@ class Bulk:
         self.entries, self.settings, self.folder, self.work, self.budget = entries, settings, folder, work, budget
         work.mkdir(parents=True, exist_ok=True)
 
-    def announce(self, queries: int) -> None:
-        """Says what it is going to cost, and refuses what does not fit."""
+    def announce(self, own: int, others: int = 0) -> None:
+        """Says what `own` entries and `others` that ask are going to cost, and refuses what does not fit."""
         settings, budget, width = self.settings, self.budget, self.entries.width
-        estimate = Estimate.of(len(self.entries), queries, width, settings.count, settings.recall, budget.workers)
+        table = 12 * (own * settings.count + others * settings.held_out)
+        estimate = Estimate.of(len(self.entries), own, others, width, table, settings.recall, budget.workers)
         say(
-            f"neighbours: {queries:,} positions among {len(self.entries):,} keys of width {width}; "
+            f"neighbours: {own + others:,} positions among {len(self.entries):,} keys of width {width}; "
             f"about {in_words(estimate.seconds)} on {budget.workers} core(s), "
             f"up to {estimate.disk / 1e9:.1f} GB of disk, {budget.ram / 1e9:.1f} GB of RAM"
         )
@@ -172,61 +193,62 @@ class Bulk:
     ) -> Answered:
         """The `count` neighbours of `positions` queries: vectors of their own, or entries from `first_id` on."""
         last_id = int(self.entries.labels(len(self.entries) - 1, len(self.entries))[0])
-        job = _Job(
-            work=self.work,
-            folder=self.folder,
-            name=name,
-            positions=positions,
-            width=self.entries.width,
-            first_id=first_id,
-            plan=Plan(count, count, 1, 0.0),
-            exclusion=Exclusion(window=self.settings.window, document=self.settings.document),
-            id_dtype=id_dtype(last_id),
-            room=self.budget.room,
-        )
+        exclusion = Exclusion(window=self.settings.window, document=self.settings.document)
         with workers(self.budget.workers) as in_parallel:
             if queries is not None:
                 self._put_in_order(queries, name, in_parallel)
-            plan, blocks, judge = self._plan(job, in_parallel)
-        job = replace(job, plan=plan)
-        job.make_table()
+            # Two ordered copies share the room; entries that ask are the keys themselves.
+            room = self.budget.room // (1 if queries is None else 2)
+            keys = Ordered(self.work / "keys", self.partitions, self.entries.width, room)
+            own = keys if queries is None else Ordered(self.work / name, self.partitions, self.entries.width, room)
+            asked = Queries(own, first_id, positions)
+            judge = Judge.of(keys, asked, count, exclusion, self.settings.seed, in_parallel)
+            plan, blocks = self._plan(name, keys, asked, count, exclusion, judge)
+        table = _Table(self.folder, name, positions, count, id_dtype(last_id))
+        table.make()
         give_back_freed_memory()
-        self._work_through(job, blocks)
-        ids, distances = job.table()
-        judged = job.open().queries.positions(judge.rows)
+        self._work_through(name, Join(keys, asked, plan, exclusion), table, blocks)
+        ids, distances = table.open()
+        judged = asked.positions(judge.rows)
         return Answered(ids, distances, plan, judge.recall(Found(ids[judged], distances[judged])), len(judged))
 
-    def _plan(self, job: "_Job", in_parallel: Map) -> tuple[Plan, list[list[int]], Judge]:
+    def _plan(
+        self, name: str, keys: Ordered, asked: Queries, count: int, exclusion: Exclusion, judge: Judge
+    ) -> tuple[Plan, list[list[int]]]:
         """How far to look, and in which blocks: decided once, so that a run that goes on is the same run."""
-        join, settings = job.open(), self.settings
-        count = job.plan.neighbours
-        judge = Judge.of(join.keys, join.queries, count, job.exclusion, settings.seed, in_parallel)
-        path = self.work / f"{job.name}.plan.json"
+        path = self.work / f"{name}.plan.json"
         if not path.exists():
-            plan, recall = tune(join.keys, join.queries, count, job.exclusion, judge, settings.recall)
-            if recall < settings.recall:
-                say(f"{job.name}: a recall of {settings.recall} is out of reach, {recall:.3f} is what can be had")
-            room = self.budget.queries(self.partitions.space.width, plan.kept)
-            fair = max(1000, math.ceil(job.positions / (2 * self.budget.workers)))
-            blocks = chunks(0, len(join.queries.ordered), min(room, fair))
-            write_json(path, {"plan": asdict(plan), "blocks": blocks})
+            tuned = tune(keys, asked, count, exclusion, judge, self.settings.recall)
+            if tuned.recall < self.settings.recall:
+                wanted = self.settings.recall
+                say(f"{name}: a recall of {wanted} is out of reach, {tuned.recall:.3f} is what can be had")
+            room = self.budget.queries(self.partitions.space.width, tuned.plan.kept, tuned.visits)
+            fair = max(1000, math.ceil(asked.count / (2 * self.budget.workers)))
+            blocks = chunks(0, len(asked.ordered), min(room, fair))
+            write_json(path, {"plan": asdict(tuned.plan), "blocks": blocks})
         stored = json.loads(path.read_text())
-        return Plan(**stored["plan"]), stored["blocks"], judge
+        return Plan(**stored["plan"]), stored["blocks"]
 
-    def _work_through(self, job: "_Job", blocks: list[list[int]]) -> None:
-        """Has the workers answer the blocks that are not answered yet."""
-        path = self.work / f"{job.name}.done.json"
+    def _work_through(self, name: str, join: Join, table: "_Table", blocks: list[list[int]]) -> None:
+        """Has threads answer the blocks that are not answered yet, each writing its rows of the table."""
+        path = self.work / f"{name}.done.json"
         stored = json.loads(path.read_text()) if path.exists() else {}
         done: list[int] = stored["done"] if stored.get("boot") == boot() else []
         sizes = [last - first for first, last in blocks]
-        left = {number: block for number, block in enumerate(blocks) if number not in done}
-        with bar(f"neighbours of {job.name}", sum(sizes), sum(sizes[number] for number in done)) as shown:
-            shown.say(f"{job.plan.neighbours} each, reach {job.plan.reach:.2f}")
-            for number in finished(lambda number: answer(job, *left[number]), left, self.budget.workers):
+        left = [number for number in range(len(blocks)) if number not in done]
+
+        def answer(number: int) -> None:
+            """Doing it again changes nothing."""
+            positions, found = join.block(*blocks[number])
+            table.write(positions, found)
+
+        with bar(f"neighbours of {name}", sum(sizes), sum(sizes[number] for number in done)) as shown:
+            shown.say(f"{join.plan.neighbours} each, reach {join.plan.reach:.2f}")
+            for number in finished(answer, left, self.budget.workers):
                 done.append(number)
                 write_json(path, {"done": sorted(done), "boot": boot()})
                 shown.advance(sizes[number])
-        job.sync()
+        table.sync()
 
 
 def _first_matches(entries: Entries, text: TokenSplit, ids: np.ndarray) -> float:
@@ -242,26 +264,22 @@ def _first_matches(entries: Entries, text: TokenSplit, ids: np.ndarray) -> float
 
 
 @dataclass(frozen=True)
-class _Job:
-    """All that a worker must know to answer a block: where files are, and how to look."""
+class _Table:
+    """The files of a split's table while it is made."""
 
-    work: Path
     folder: Path
     name: str
     positions: int
-    width: int
-    first_id: int | None
-    plan: Plan
-    exclusion: Exclusion
+    count: int
     id_dtype: str
-    room: int
 
-    def open(self) -> Join:
-        return _opened(self)
-
-    def table(self, mode: str = "c") -> tuple[np.ndarray, np.ndarray]:
-        shape = (self.positions, self.plan.neighbours)
+    def open(self, mode: str = "c") -> tuple[np.ndarray, np.ndarray]:
+        shape = (self.positions, self.count)
         return tuple(mapped(path, dtype, shape, mode) for path, dtype, _ in self._files())  # type: ignore[return-value]
+
+    def write(self, positions: np.ndarray, found: Found) -> None:
+        ids, distances = self.open("r+")
+        ids[positions], distances[positions] = found.ids, found.distances
 
     def _files(self) -> list[tuple[Path, str, float]]:
         """Path, type, and what stands in the table where nothing was found."""
@@ -270,33 +288,18 @@ class _Job:
             (self.folder / f"{self.name}.distances", "<f4", np.inf),
         ]
 
-    def make_table(self) -> None:
+    def make(self) -> None:
         for path, dtype, nothing in self._files():
             if not path.exists():
                 unfinished = path.with_name(path.name + TEMPORARY)
                 unfinished.unlink(missing_ok=True)
-                mapped(unfinished, dtype, (self.positions, self.plan.neighbours), "r+")[:] = nothing
+                mapped(unfinished, dtype, (self.positions, self.count), "r+")[:] = nothing
                 unfinished.rename(path)
 
     def sync(self) -> None:
         for path, _, _ in self._files():
             with path.open("rb") as file:
                 os.fsync(file.fileno())
-
-
-@lru_cache(maxsize=1)
-def _opened(job: _Job) -> Join:
-    partitions = Partitions.load(job.work / "partitions.safetensors")
-    keys = Ordered(job.work / "keys", partitions, job.width, job.room)
-    own = keys if job.first_id is not None else Ordered(job.work / job.name, partitions, job.width, job.room)
-    return Join(keys, Queries(own, job.first_id, job.positions), job.plan, job.exclusion)
-
-
-def answer(job: _Job, first: int, last: int) -> None:
-    """Finds the neighbours of a block of queries and writes them to the table. Doing it again changes nothing."""
-    positions, found = job.open().block(first, last)
-    ids, distances = job.table("r+")
-    ids[positions], distances[positions] = found.ids, found.distances
 
 
 class _Encoded:

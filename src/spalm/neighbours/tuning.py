@@ -66,10 +66,17 @@ def _sample(queries: Queries, random: np.random.Generator) -> Int[np.ndarray, "s
     return np.sort(random.choice(rows, min(SAMPLE, len(rows)), replace=False))
 
 
-def tune(
-    keys: Ordered, queries: Queries, neighbours: int, exclusion: Exclusion, judge: Judge, target: float
-) -> tuple[Plan, float]:
-    """The cheapest plan that finds `target` of the judge's neighbours, and its recall there; else the most thorough.
+@dataclass(frozen=True)
+class Tuned:
+    plan: Plan
+    recall: float
+    """Of the judge's neighbours."""
+    visits: float
+    """Partitions that a query looks into besides its own, on average."""
+
+
+def tune(keys: Ordered, queries: Queries, neighbours: int, exclusion: Exclusion, judge: Judge, target: float) -> Tuned:
+    """The cheapest plan that finds `target` of the judge's neighbours; if there is none, the most thorough.
 
     Where the true neighbours lie says how many partitions must be known to a query, how far it must reach, and how many
     candidates must be compared whole.
@@ -90,7 +97,7 @@ def tune(
     while True:
         found = judge.recall(Join(keys, queries, plan, exclusion).answer(judge.rows))
         if found >= target or (plan.reach >= 1 and plan.near >= NEAR):
-            return plan, found
+            return Tuned(plan, found, places.visits(plan.near, plan.reach))
         plan = replace(plan, near=NEAR, kept=max(each.kept for each in plans), reach=min(1.0, plan.reach * _FURTHER))
 
 

@@ -15,6 +15,7 @@ _PARTITIONS = 64
 """Partitions of one thread's task."""
 _WHOLE = 1024
 """Whole keys that are compared at a time."""
+_DIRECT = "donot_use_mm_for_euclid_dist"
 
 
 def nearest_within(
@@ -23,8 +24,9 @@ def nearest_within(
     """The nearest keys of `rows` of the join's queries, K of which lie `within` these squared distances: their rows,
     their squared distances, nearest first, and how many keys the scan takes for nearer.
 
-    Two bounds, both exact: nothing behind a border is nearer than the border, and nothing is nearer than it is in the
-    space of the scan, whose axes are only some of the keys'. What passes both is compared whole.
+    Two bounds: nothing behind a border is nearer than the border, and nothing is nearer than it is in the space of the
+    scan, whose axes are only some of the keys'. What passes both is compared whole. Exact, but for the few keys that
+    are not in the partition nearest to them, because only those of BEAM groups were compared.
     """
     count = join.plan.neighbours
     ordered, askers = join.queries.ordered, join.queries.askers(rows, join.exclusion)
@@ -47,8 +49,10 @@ def nearest_within(
     def may_find(first: int, last: int) -> Bool[np.ndarray, "n partitions"]:
         """Whether the borders to partitions lie near enough."""
         centres = join.centres[first:last]
-        margins = (torch.cdist(scan, centres).square() - to_own[:, None]) / (2 * torch.cdist(own_centres, centres))
-        return (margins <= furthest.sqrt()[:, None]).numpy() | (home[:, None] == np.arange(first, last))
+        # Not by products of vectors: of centres that nearly coincide, those give a distance of nothing.
+        to_others, apart = (torch.cdist(points, centres, compute_mode=_DIRECT) for points in (scan, own_centres))
+        too_far = to_others.square() - to_own[:, None] > 2 * apart * furthest.sqrt()[:, None]
+        return ~too_far.numpy() | (home[:, None] == np.arange(first, last))
 
     def look(task: tuple[int, int]) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         near_enough = may_find(*task)[known]

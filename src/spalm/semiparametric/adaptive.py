@@ -16,9 +16,14 @@ from jaxtyping import Float, Int
 from pydantic import Field
 from torch import Tensor, nn
 
-from spalm.semiparametric.knn import mix, over_vocabulary
+from spalm.semiparametric.knn import over_vocabulary
 from spalm.semiparametric.retrieval import Retrieved
 from spalm.settings import Settings
+
+_LEAST = -30.0
+"""log p of retrieved tokens is not let below this."""
+_TRUST = -1.0
+"""lambda_t begins at a sigmoid of this."""
 
 
 class AdaptiveSettings(Settings):
@@ -57,7 +62,10 @@ class Said:
     ) -> "Said":
         entropy = -(log_probabilities.exp() * log_probabilities).sum(-1)
         return cls(
-            hidden, entropy, log_probabilities.amax(-1), log_probabilities.gather(-1, retrieved.tokens).clamp_min(-30)
+            hidden,
+            entropy,
+            log_probabilities.amax(-1),
+            log_probabilities.gather(-1, retrieved.tokens).clamp_min(_LEAST),
         )
 
     def __getitem__(self, which) -> "Said":
@@ -91,7 +99,8 @@ class AdaptiveMixture(nn.Module):
             if isinstance(module, nn.Linear):
                 module.reset_parameters()
         nn.init.zeros_(self.network[-1].weight)
-        nn.init.zeros_(self.network[-1].bias)
+        with torch.no_grad():
+            self.network[-1].bias.copy_(torch.tensor([_TRUST, 0.0, 0.0]))
         return self
 
     def learn_scales(self, said: Said, retrieved: Retrieved) -> None:
@@ -101,7 +110,7 @@ class AdaptiveMixture(nn.Module):
         self.log_temperature.data.fill_(-2.0)
         seen = self._seen(said, retrieved)
         self.mean.copy_(seen.mean(0))
-        self.spread.copy_(seen.std(0).clamp_min(1e-3))
+        self.spread.copy_(seen.std(0, correction=0).clamp_min(1e-3))
 
     def _seen(self, said: Said, retrieved: Retrieved) -> Float[Tensor, "n seen"]:
         """How the neighbours and the base look from outside."""
@@ -109,15 +118,16 @@ class AdaptiveMixture(nn.Module):
         distances = (retrieved.distances / self.usual_distance).masked_fill(~there, 4.0).clamp_max(4.0)
         weights = torch.softmax(-8 * distances, dim=-1)
         new = _first_of_their_kind(tokens) & there
-        probabilities = said.of_retrieved.exp()
+        of_retrieved = said.of_retrieved.masked_fill(~there, _LEAST)
+        probabilities = of_retrieved.exp()
         as_first = tokens == tokens[..., :1]
         summary = [
             (weights * as_first).sum(-1),
             (weights * probabilities).sum(-1),
-            said.of_retrieved[..., 0],
-            said.of_retrieved.amax(-1) - said.highest,
+            of_retrieved[..., 0],
+            of_retrieved.amax(-1) - said.highest,
             (probabilities * new).sum(-1),
-            (weights * said.of_retrieved).sum(-1),
+            (weights * of_retrieved).sum(-1),
             said.entropy,
             said.highest,
         ]
@@ -126,7 +136,7 @@ class AdaptiveMixture(nn.Module):
         )
 
     def forward(self, said: Said, retrieved: Retrieved) -> tuple[Float[Tensor, "n"], Float[Tensor, "n count"]]:
-        """lambda_t, and the neighbours' weights."""
+        """The logit of lambda_t, and the neighbours' weights."""
         seen = (self._seen(said, retrieved) - self.mean) / self.spread
         hidden = self.hidden_dropout(self.hidden_norm(said.hidden.float()))
         weight, temperature, agreement = self.network(torch.cat([hidden, seen], -1)).unbind(-1)
@@ -135,21 +145,27 @@ class AdaptiveMixture(nn.Module):
         scale = torch.exp(temperature.clamp(-5, 5) - self.log_temperature)[..., None]
         scores = -scale * distances + agreement[..., None] * said.of_retrieved
         weights = torch.softmax(scores.masked_fill(~there, -1e9), dim=-1)
-        return torch.sigmoid(weight) * there.any(-1), weights
+        return weight.masked_fill(~there.any(-1), -torch.inf), weights
 
     def target_log_probabilities(
         self, log_base: Float[Tensor, "n"], said: Said, retrieved: Retrieved, targets: Int[Tensor, "n"]
     ) -> Float[Tensor, "n"]:
         weight, weights = self(said, retrieved)
         right = (weights * (retrieved.tokens == targets[..., None])).sum(-1)
-        # Not the logarithm of nothing: its gradient is not a number.
-        return torch.log(((1 - weight) * log_base.exp() + weight * right).clamp_min(1e-30))
+        return _mixed(log_base, right, weight)
 
     def log_probabilities(
         self, log_base: Float[Tensor, "n vocabulary"], said: Said, retrieved: Retrieved
     ) -> Float[Tensor, "n vocabulary"]:
         weight, weights = self(said, retrieved)
-        return mix(log_base, over_vocabulary(weights, retrieved.tokens, log_base.shape[-1]).log(), weight[..., None])
+        return _mixed(log_base, over_vocabulary(weights, retrieved.tokens, log_base.shape[-1]), weight[..., None])
+
+
+def _mixed(log_base: Float[Tensor, "*n"], other: Float[Tensor, "*n"], weight: Float[Tensor, "*n"]) -> Tensor:
+    """log((1 - lambda) base + lambda other), lambda = sigmoid(weight); not the logarithm of nothing, whose gradient is
+    no number, but of next to nothing."""
+    log_other = other.clamp_min(1e-38).log()
+    return torch.logaddexp(F.logsigmoid(-weight) + log_base, F.logsigmoid(weight).clamp_min(-1e4) + log_other)
 
 
 def _first_of_their_kind(tokens: Int[Tensor, "n count"]) -> Tensor:

@@ -58,7 +58,11 @@ class Gate(nn.Module):
     def forward(
         self, hidden: Float[Tensor, "*batch width"], retrieved: Retrieved, model: LanguageModel
     ) -> tuple[Float[Tensor, "*batch width"], Float[Tensor, "*batch gates"]]:
-        """z_t and g_t. Where nothing was retrieved, z_t is h_t and g_t is 1."""
+        """z_t and g_t, in single precision. Where nothing was retrieved, z_t is h_t and g_t is 1."""
+        with torch.autocast(hidden.device.type, enabled=False):
+            return self._mix(hidden if hidden.dtype == torch.float64 else hidden.float(), retrieved, model)
+
+    def _mix(self, hidden: Tensor, retrieved: Retrieved, model: LanguageModel) -> tuple[Tensor, Tensor]:
         there = retrieved.there
         if self.training and self.settings.dropout:
             there = there & (torch.rand(there.shape, device=there.device) >= self.settings.dropout)

@@ -67,7 +67,7 @@ def mix_adaptively(
     from: each half of dev is scored by a mixture that learned from the other, test by one that learned from both."""
     if not records.has("of_retrieved"):
         raise InputError(f"{records.directory} was made without neighbours; evaluate the model with them")
-    most = records.of("dev", "of_retrieved").shape[1]
+    most = min(settings.neighbours, records.of("dev", "of_retrieved").shape[1])
 
     def make(draft: Draft) -> tuple[dict, list[str]]:
         retrievers = {split: Retriever(table, split, most) for split in HELD_OUT}
@@ -119,14 +119,16 @@ def _spread(count: int) -> Int[np.ndarray, "n"]:
 
 
 def _halves(text: TokenSplit) -> list[np.ndarray]:
-    """A split in two, between the documents nearest to its middle; a text of one document in its middle."""
-    ends = text.ends[:-1]
-    border = int(ends[np.abs(ends - len(text) / 2).argmin()]) if len(ends) else len(text) // 2
+    """A split in two, between the documents nearest to its middle, or in the middle of one that is very long."""
+    count = len(text)
+    ends = text.ends[(text.ends > count / 4) & (text.ends < 3 * count / 4)]
+    border = int(ends[np.abs(ends - count / 2).argmin()]) if len(ends) else count // 2
     return [np.arange(border), np.arange(border, len(text))]
 
 
 @torch.inference_mode()
 def _write(draft: Draft, text: TokenSplit, score: Callable[[np.ndarray], torch.Tensor]) -> None:
     rows = torch.arange(len(text)).split(_ROWS)
-    found = torch.cat([score(part.numpy()) for part in rows]) if len(text) else torch.zeros(0)
+    found = torch.cat([score(part.numpy()) for part in rows])
+    assert torch.isfinite(found).all()
     draft.write_array(f"{text.split}.log_probabilities", found.numpy().astype("<f4"))

@@ -8,6 +8,7 @@
 | entropy, highest, of_retrieved, hidden | what the adaptive mixture sees, where neighbours are at hand |
 """
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -102,8 +103,10 @@ class Records(Artifact):
         def read(name: str) -> Tensor:
             return torch.from_numpy(np.array(self.of(split.split, name)[rows])).float()
 
-        said = Said(read("hidden"), read("entropy"), read("highest"), read("of_retrieved"))
-        return Lesson(said, retriever(rows), read("log_probabilities"), torch.from_numpy(split.targets(rows)))
+        retrieved = retriever(rows)
+        of_retrieved = read("of_retrieved")[:, : retrieved.tokens.shape[-1]]
+        said = Said(read("hidden"), read("entropy"), read("highest"), of_retrieved)
+        return Lesson(said, retrieved, read("log_probabilities"), torch.from_numpy(split.targets(rows)))
 
 
 def keep_records(
@@ -154,13 +157,16 @@ def _read(
 
 
 def _append(path: Path, rows: np.ndarray, start: int) -> None:
+    """Puts rows behind the first `start`, which are on disk: they were synced before they were counted."""
     path.touch()
     with path.open("r+b") as file:
         offset = start * rows[:1].nbytes
+        assert path.stat().st_size >= offset, f"{path} is shorter than it was"
         file.truncate(offset)
         file.seek(offset)
         file.write(rows.tobytes())
         file.flush()
+        os.fsync(file.fileno())
 
 
 def mean_loss(scorer: Scorer, split: TokenSplit, reading: Reading, stop: int, device: torch.device) -> float:
@@ -176,7 +182,7 @@ def _score(scorer: Scorer, split, reading: Reading, start: int, stop: int, devic
         for name, rows in scorer.score(split, positions, hidden).items():
             found = rows.cpu().numpy()
             if name not in arrays:
-                arrays[name] = np.zeros((stop - start, *found.shape[1:]), found.dtype)
+                arrays[name] = np.full((stop - start, *found.shape[1:]), np.nan, found.dtype)
             arrays[name][positions - start] = found
         advance(len(positions))
     if not np.isfinite(arrays["log_probabilities"]).all():

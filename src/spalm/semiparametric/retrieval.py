@@ -48,6 +48,7 @@ class Retriever:
         self._ids, self._distances = ids[:, :count], distances[:, :count]
         self._entries = table.memory.entries()
 
+    @torch.compiler.disable
     def __call__(self, positions: Int[np.ndarray, "*batch"]) -> Retrieved:
         flat = positions.reshape(-1)
         ids, distances = self._ids[flat].astype(np.int64), self._distances[flat]

@@ -33,7 +33,8 @@ class SpalmSettings(Settings):
     rest of the same steps. 0: it is trained from scratch."""
 
     def first_step(self, steps: int) -> int:
-        return round(self.start * steps)
+        """The step at which it takes over: none is transformer-XL's only if `start` is 0, at least one is its own."""
+        return min(max(1, round(self.start * steps)), steps - 1) if self.start else 0
 
 
 class SpalmModelSettings(ModelSettings):

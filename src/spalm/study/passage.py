@@ -27,11 +27,11 @@ def print_passage(
         table.add_column(name, justify="left" if name == "token" else "right")
     table.add_column("retrieved, nearest first", no_wrap=True)
     probabilities = [np.exp(records.log_probabilities(split)[rows]) for records in (reference, spalm)]
-    neighbours = retriever(rows).tokens.numpy()
+    found = retriever(rows)
     for number, target in enumerate(text.targets(rows).tolist()):
         retrieved = Text("  ").join(
             Text(shown(decode([token])), style="bold green" if token == target else "dim")
-            for token in neighbours[number].tolist()
+            for token in found.tokens[number][found.there[number]].tolist()
         )
         values = [f"{each[number]:.3f}" for each in probabilities]
         gate = f"{spalm.of(split, 'gate')[rows[number]]:.2f}"

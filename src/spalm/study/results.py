@@ -26,11 +26,12 @@ def row(
     unit: Unit,
     reference: Records | None = None,
     ablated: dict[str, np.ndarray] | None = None,
+    more_texts: int = 0,
 ) -> dict[str, Any]:
     """One row: dev and test in the recipe's unit, and everything needed to read and repeat it.
 
     `reference` are the records of transformer-XL with the same memory; `ablated` the log-probabilities of the same
-    model with its long-term memory taken away.
+    model with its long-term memory taken away; `more_texts` how many texts it holds besides the training text.
     """
     training = trained.model_settings.training
     found = {split: figures(records.log_probabilities(split), corpus.split(split)) for split in HELD_OUT}
@@ -51,6 +52,7 @@ def row(
         "p_against_transformer_xl": None
         if reference is None
         else wilcoxon(records.log_probabilities("test"), reference.log_probabilities("test")),
+        "more_texts_in_memory": more_texts,
         "steps": training.steps,
         "best_step": trained.facts["best_step"],
         "seed": training.seed,
@@ -70,6 +72,8 @@ def print_results(rows: list[dict[str, Any]], title: str, paper: list[dict[str, 
         notes.append("ablated: test, with the long-term memory taken away")
     if any(each["p_against_transformer_xl"] is not None for each in rows):
         notes.append("p: Wilcoxon's test on test, against transformer-xl with the same M")
+    if any(each["more_texts_in_memory"] for each in rows):
+        notes.append("the memory holds texts besides the training text: these are not the static figures of the corpus")
     table = Table(title=title, caption="\n".join(notes) or None, box=box.SIMPLE_HEAD, pad_edge=False)
     table.title_justify = table.caption_justify = "left"
     table.add_column("model", no_wrap=True)
