@@ -43,6 +43,9 @@ Threads = Annotated[int | None, typer.Option(help="CPU threads; default: all cor
 Bf16 = Annotated[bool, typer.Option("--bf16", help="training.bf16=true evaluation.bf16=true, for GPUs.")]
 Compile = Annotated[bool, typer.Option("--compile", help="Compile the training step (for GPUs).")]
 Board = Annotated[bool, typer.Option("--tensorboard", help="Log to TensorBoard too (needs the extra).")]
+Ram = Annotated[
+    str | None, typer.Option(help="Memory for the search for neighbours, such as 4G; default half of it all.")
+]
 Restart = Annotated[bool, typer.Option("--restart", help="Begin unfinished stages again from nothing.")]
 
 
@@ -73,11 +76,12 @@ def train(
     bf16: Bf16 = False,
     compile: Compile = False,
     tensorboard: Board = False,
+    ram: Ram = None,
     restart: Restart = False,
 ) -> None:
     """Train one model of a recipe."""
     hardware = Hardware(device, threads, compile)
-    made = Run(_recipe(recipe, settings, bf16), out, hardware, tensorboard, restart).model(model)
+    made = Run(_recipe(recipe, settings, bf16), out, hardware, tensorboard, restart, _bytes(ram)).model(model)
     typer.echo(json.dumps(made.facts, indent=2))
 
 
@@ -124,15 +128,15 @@ def neighbours(
     out: Out,
     settings: Assignments = None,
     recall: Annotated[float | None, typer.Option(help="neighbours.recall: share of true neighbours to find.")] = None,
-    ram: Annotated[str | None, typer.Option(help="Memory to stay within, such as 4G; default half of it all.")] = None,
+    ram: Ram = None,
     device: Device = "auto",
     threads: Threads = None,
     restart: Restart = False,
 ) -> None:
     """Find the nearest entries of every training, dev and test position, once and for all."""
     wanted = [] if recall is None else [f"neighbours.recall={recall}"]
-    budget = None if ram is None else parse_size(ram)
-    made = Run(_recipe(recipe, [*(settings or []), *wanted]), out, Hardware(device, threads), False, restart, budget)
+    hardware = Hardware(device, threads)
+    made = Run(_recipe(recipe, [*(settings or []), *wanted]), out, hardware, False, restart, _bytes(ram))
     typer.echo(json.dumps(made.neighbours.facts, indent=2))
 
 
@@ -160,10 +164,11 @@ def evaluate(
     device: Device = "auto",
     threads: Threads = None,
     bf16: Bf16 = False,
+    ram: Ram = None,
     restart: Restart = False,
 ) -> None:
     """Score dev and test with one model of a recipe, keeping every token's log-probability."""
-    run = Run(_recipe(recipe, settings, bf16), out, Hardware(device, threads), restart=restart)
+    run = Run(_recipe(recipe, settings, bf16), out, Hardware(device, threads), False, restart, _bytes(ram))
     print_results(run.rows(model), run.recipe.title, [], Console())
 
 
@@ -177,11 +182,12 @@ def run(
     bf16: Bf16 = False,
     compile: Compile = False,
     tensorboard: Board = False,
+    ram: Ram = None,
     restart: Restart = False,
 ) -> None:
     """Carry out a whole recipe: corpus, models, evaluation, table. Finished stages are skipped, killed ones resume."""
     hardware = Hardware(device, threads, compile)
-    Run(_recipe(recipe, settings, bf16), out, hardware, tensorboard, restart).everything(Console())
+    Run(_recipe(recipe, settings, bf16), out, hardware, tensorboard, restart, _bytes(ram)).everything(Console())
 
 
 @app.command()
@@ -219,6 +225,10 @@ def show(
 def _recipe(name: str, settings: list[str] | None, bf16: bool = False) -> Recipe:
     switches = ["training.bf16=true", "evaluation.bf16=true"] if bf16 else []
     return read_recipe(name, [*(settings or []), *switches])
+
+
+def _bytes(ram: str | None) -> int | None:
+    return None if ram is None else parse_size(ram)
 
 
 _STOPPED = 130
