@@ -116,9 +116,14 @@ def log_probabilities(
         with torch.inference_mode():
             found[positions - start] = model.target_log_probabilities(hidden, targets).cpu().numpy()
         progress(len(positions))
-    if np.isnan(found).any():
+    refuse_divergence(found)
+    return found
+
+
+def refuse_divergence(log_probabilities: Float[np.ndarray, "positions"]) -> None:
+    """A model that has diverged is told so, instead of being reported with figures that are no numbers."""
+    if not np.isfinite(log_probabilities).all():
         raise InputError(
             "the model's log-probabilities are no longer numbers: it has diverged; train it again with a lower "
             "training.optimiser.learning_rate"
         )
-    return found

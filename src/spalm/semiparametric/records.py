@@ -23,9 +23,9 @@ from spalm import artifact
 from spalm.artifact import Artifact
 from spalm.console import bar
 from spalm.corpus import Corpus, Split, TokenSplit
-from spalm.errors import InputError
 from spalm.learning import Hardware, autocast
 from spalm.lm import LanguageModel, Reading, hidden_states
+from spalm.lm.reading import refuse_divergence
 from spalm.semiparametric.adaptive import Lesson, Said
 from spalm.semiparametric.gate import Gate
 from spalm.semiparametric.retrieval import Retrieved, Retriever
@@ -185,9 +185,5 @@ def _score(scorer: Scorer, split, reading: Reading, start: int, stop: int, devic
                 arrays[name] = np.full((stop - start, *found.shape[1:]), np.nan, found.dtype)
             arrays[name][positions - start] = found
         advance(len(positions))
-    if not np.isfinite(arrays["log_probabilities"]).all():
-        raise InputError(
-            "the model's log-probabilities are no longer numbers: it has diverged; train it again with a lower "
-            "training.optimiser.learning_rate"
-        )
+    refuse_divergence(arrays["log_probabilities"])
     return arrays
