@@ -20,8 +20,9 @@ from spalm.learning import Hardware
 from spalm.memory import Memory, describe, is_memory
 from spalm.neighbours import Kind, make_searcher, parse_size, workers
 from spalm.recipe import MODELS, ROWS, ModelName, Recipe, RowName, Run, read_recipe
+from spalm.semiparametric import FinishedRun, HeldOut
 from spalm.settings import described
-from spalm.study import print_results
+from spalm.study import ANALYSES, COUNTS, analyses, ask, available, print_results, vary_neighbours, write_report
 
 app = typer.Typer(
     help="Language models with a short-term and a long-term memory.",
@@ -32,6 +33,7 @@ app = typer.Typer(
 
 RecipeArgument = Annotated[str, typer.Argument(help="Name of a recipe, or the path of a .yaml file.")]
 MemoryArgument = Annotated[Path, typer.Argument(help="Folder of a memory, such as RUN/memory.")]
+RunArgument = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a finished run.")]
 ModelArgument = Annotated[ModelName, typer.Argument(help=f"One of {', '.join(MODELS)}.")]
 RowArgument = Annotated[RowName, typer.Argument(help=f"One of {', '.join(ROWS)}.")]
 Assignments = Annotated[
@@ -188,6 +190,51 @@ def run(
     """Carry out a whole recipe: corpus, models, evaluation, table. Finished stages are skipped, killed ones resume."""
     hardware = Hardware(device, threads, compile)
     Run(_recipe(recipe, settings, bf16), out, hardware, tensorboard, restart, _bytes(ram)).everything(Console())
+
+
+@app.command()
+def study(
+    directory: RunArgument,
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[NAME]...", help=f"Of {', '.join(ANALYSES)}; default: all.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for JSON, CSV, PNG and SVG; default: DIR/study.")] = None,
+    split: Annotated[HeldOut, typer.Option(help="dev or test.")] = "test",
+    model: Annotated[RowName, typer.Option(help="Whose gains over transformer-xl `outputs` counts.")] = "spalm",
+    first: Annotated[
+        int | None, typer.Option(help="First token of the passage to show; default: where memory helped most.", min=0)
+    ] = None,
+    length: Annotated[int, typer.Option(help="Tokens of the passage.", min=1, max=400)] = 48,
+) -> None:
+    """Analyse a finished run: a table, its data, and a picture for each analysis."""
+    run = FinishedRun(directory)
+    asked = ask(run, split, model, first, length)
+    for each in analyses(names or available(run)):
+        found = each(asked)
+        found.print(Console())
+        found.write(out or directory / "study")
+    say(f"data and pictures are in {out or directory / 'study'}")
+
+
+@app.command(name="vary")
+def vary_(
+    directory: RunArgument,
+    counts: Annotated[list[int] | None, typer.Option("--count", help="Neighbours; may be repeated.", min=0)] = None,
+    retrain: Annotated[bool, typer.Option("--retrain", help="Train SPALM anew with each; else only at test.")] = False,
+    device: Device = "auto",
+    threads: Threads = None,
+) -> None:
+    """Score dev and test with other numbers of neighbours, for `spalm study DIR neighbours`."""
+    vary_neighbours(FinishedRun(directory), tuple(counts or COUNTS), retrain, Hardware(device, threads))
+
+
+@app.command()
+def report(
+    directory: RunArgument,
+    out: Annotated[Path | None, typer.Option(help="Folder for the page; default: DIR/study.")] = None,
+) -> None:
+    """Write a finished run as one HTML page that needs nothing else: results, figures, passages, settings."""
+    say(f"open {write_report(FinishedRun(directory), out or directory / 'study').resolve().as_uri()}")
 
 
 @app.command()

@@ -30,10 +30,10 @@ from spalm.memory import (
 from spalm.neighbours import Budget, NeighbourSettings, NeighbourTable, find_neighbours
 from spalm.semiparametric import (
     HELD_OUT,
+    RECIPE,
     AdaptiveSettings,
     KnnSettings,
     Records,
-    Retriever,
     SpalmModelSettings,
     SpalmSettings,
     TrainedSpalm,
@@ -262,9 +262,7 @@ class Run:
     def everything(self, console: Console) -> None:
         """All stages, then the table and results.json."""
         rows = [each for name in ROWS for each in self.rows(name)]
-        artifact.write_atomically(
-            self.directory / "recipe.yaml", yaml.safe_dump(self.recipe.as_json(), sort_keys=False)
-        )
+        artifact.write_atomically(self.directory / RECIPE, yaml.safe_dump(self.recipe.as_json(), sort_keys=False))
         write_results(rows, self.directory)
         print_results(rows, self.recipe.title, [each.model_dump() for each in self.recipe.paper], console)
         self._show_passage(console)
@@ -274,7 +272,5 @@ class Run:
         memory_length = self.recipe.test_memories("spalm")[0]
         spalm, reference = (self.records(name, memory_length) for name in ("spalm", "transformer-xl"))
         rows = where_memory_helped(spalm, reference, "test", length)
-        count = self.recipe.model("spalm").spalm.gate.neighbours
-        retriever = Retriever(self.neighbours, "test", count)
         console.print("Where the long-term memory helped most in test; retrieved tokens that came are in green.")
-        print_passage(self.corpus, "test", rows, spalm, reference, retriever, console)
+        print_passage(self.corpus, "test", rows, spalm, reference, self.memory.entries(), console)

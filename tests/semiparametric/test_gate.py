@@ -17,7 +17,7 @@ def some_model() -> Transformer:
 
 
 def some_neighbours(*shape: int) -> Retrieved:
-    return Retrieved(torch.randint(V, shape), torch.rand(shape) * 5)
+    return Retrieved(torch.randint(V, shape), torch.rand(shape) * 5, torch.randint(99, shape))
 
 
 def some_gate(**settings) -> Gate:
@@ -34,7 +34,7 @@ def some_gate(**settings) -> Gate:
 def test_it_is_the_equations(kind, scaled, more):
     model, gate = some_model(), some_gate(kind=kind, scaled=scaled, **more)
     hidden, retrieved = torch.randn(B, T, D), some_neighbours(B, T, K)
-    mixed, gates = gate(hidden, retrieved, model)
+    found = gate(hidden, retrieved, model)
     table = model.vocabulary.table
     for b in range(B):
         for t in range(T):
@@ -50,9 +50,11 @@ def test_it_is_the_equations(kind, scaled, more):
             total = sum(math.exp(score) for score in scores)
             m = sum(math.exp(scores[k]) / total * y[k] for k in range(K)) * (D**0.5 if scaled else 1.0)
             g = torch.sigmoid(gate.gate.weight @ h + gate.gate.bias)
-            torch.testing.assert_close(gates[b, t], g, rtol=1e-4, atol=1e-5)
-            torch.testing.assert_close(mixed[b, t], (1 - g) * m + g * h, rtol=1e-4, atol=1e-5)
-    assert gates.shape[-1] == (D if kind == "vector" else 1)
+            torch.testing.assert_close(found.gate[b, t], g, rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(found.vectors[b, t], (1 - g) * m + g * h, rtol=1e-4, atol=1e-5)
+            weights = torch.tensor([math.exp(score) / total for score in scores])
+            torch.testing.assert_close(found.attention[b, t], weights, rtol=1e-4, atol=1e-5)
+    assert found.gate.shape[-1] == (D if kind == "vector" else 1)
 
 
 def test_neighbours_that_are_not_there_count_for_nothing():
@@ -61,11 +63,13 @@ def test_neighbours_that_are_not_there_count_for_nothing():
     distances = retrieved.distances.clone()
     distances[:, :, 2] = torch.inf
     distances[0, 1] = torch.inf
-    mixed, gates = gate(hidden, Retrieved(retrieved.tokens, distances), model)
-    fewer, _ = gate(hidden, retrieved.first(2), model)
-    torch.testing.assert_close(mixed[1], fewer[1])
-    torch.testing.assert_close(mixed[0, 1], hidden[0, 1], rtol=0, atol=0)
-    assert (gates[0, 1] == 1).all()
+    found = gate(hidden, Retrieved(retrieved.tokens, distances, retrieved.ids), model)
+    fewer = gate(hidden, retrieved.first(2), model)
+    torch.testing.assert_close(found.vectors[1], fewer.vectors[1])
+    torch.testing.assert_close(found.vectors[0, 1], hidden[0, 1], rtol=0, atol=0)
+    assert (found.gate[0, 1] == 1).all()
+    assert (found.attention[0, 1] == 0).all()
+    assert (found.attention[:, :, 2] == 0).all()
 
 
 def test_without_neighbours_or_with_an_open_gate_it_is_transformer_xl_exactly():
@@ -86,9 +90,9 @@ def test_without_neighbours_or_with_an_open_gate_it_is_transformer_xl_exactly():
 def test_neighbour_dropout_hides_them_in_training_only():
     model, gate = some_model(), some_gate(dropout=0.999)
     hidden, retrieved = torch.randn(B, T, D), some_neighbours(B, T, K)
-    seen, _ = gate(hidden, retrieved, model)
+    seen = gate(hidden, retrieved, model).vectors
     gate.train()
-    hidden_from, _ = gate(hidden, retrieved, model)
+    hidden_from = gate(hidden, retrieved, model).vectors
     torch.testing.assert_close(hidden_from, hidden)
     assert not torch.allclose(seen, hidden)
 
@@ -98,7 +102,7 @@ def test_it_learns_through_the_retrieved_tokens_too():
     model = Spalm(some_model(), GateSettings(neighbours=1)).train()
     model.gate.initialise()
     tokens = torch.zeros(1, T, dtype=torch.long)
-    retrieved = Retrieved(torch.full((1, T, 1), 7), torch.ones(1, T, 1))
+    retrieved = Retrieved(torch.full((1, T, 1), 7), torch.ones(1, T, 1), torch.ones(1, T, 1).long())
     mixed, _ = model(tokens, None, retrieved)
     mixed[..., 0].sum().backward()
     gradient = model.base.vocabulary.table.grad

@@ -26,7 +26,7 @@ def neighbours(missing: bool = True) -> Retrieved:
     if missing:
         distances[2, 3:] = torch.inf
         distances[5] = torch.inf
-    return Retrieved(torch.randint(V // 3, (N, K)), distances)
+    return Retrieved(torch.randint(V // 3, (N, K)), distances, torch.arange(N * K).view(N, K))
 
 
 def base() -> torch.Tensor:
@@ -107,7 +107,7 @@ def lesson(count: int, seed: int) -> Lesson:
     anything = torch.randint(V, (count,), generator=random)
     targets = torch.where(hidden[:, 0] > 0, tokens[:, 0], anything)
     log_base = torch.full((count, V), -math.log(V))
-    retrieved = Retrieved(tokens, torch.arange(K).expand(count, K) * 2.0 + 1.0)
+    retrieved = Retrieved(tokens, torch.arange(K).expand(count, K) * 2.0 + 1.0, tokens)
     said = Said.of(hidden, log_base, retrieved)
     return Lesson(said, retrieved, log_base.gather(1, targets[:, None])[:, 0], targets)
 

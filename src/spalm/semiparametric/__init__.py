@@ -1,23 +1,29 @@
 """Tokens and neighbours in, SPALM out: gate, model, training; kNN-LM, the adaptive mixture; what models say, kept."""
 
 from spalm.semiparametric.adaptive import AdaptiveMixture, AdaptiveSettings, Lesson, Said, learn_mixture
-from spalm.semiparametric.gate import Gate, GateSettings
+from spalm.semiparametric.finished import RECIPE, RESULTS, FinishedRun
+from spalm.semiparametric.gate import Gate, GateSettings, Mixed
 from spalm.semiparametric.knn import Knn, KnnSettings, tune_knn
 from spalm.semiparametric.mixtures import mix_adaptively, mix_knn
 from spalm.semiparametric.model import Spalm
-from spalm.semiparametric.records import HELD_OUT, Records, Scorer, keep_records
-from spalm.semiparametric.retrieval import Retrieved, Retriever
+from spalm.semiparametric.records import HELD_OUT, HeldOut, Records, Scorer, keep_records
+from spalm.semiparametric.retrieval import Retrieved, Retriever, look_up
 from spalm.semiparametric.training import SpalmModelSettings, SpalmSettings, TrainedSpalm, train_spalm
 
 __all__ = [
     "HELD_OUT",
+    "RECIPE",
+    "RESULTS",
     "AdaptiveMixture",
     "AdaptiveSettings",
+    "FinishedRun",
     "Gate",
     "GateSettings",
+    "HeldOut",
     "Knn",
     "KnnSettings",
     "Lesson",
+    "Mixed",
     "Records",
     "Retrieved",
     "Retriever",
@@ -29,6 +35,7 @@ __all__ = [
     "TrainedSpalm",
     "keep_records",
     "learn_mixture",
+    "look_up",
     "mix_adaptively",
     "mix_knn",
     "train_spalm",

@@ -9,6 +9,7 @@ a vector. y_k has the scale of the network's input embeddings (times the square 
 h_t; the scores of the attention are divided by it again: they are the output layer's logits of these tokens.
 """
 
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -38,6 +39,18 @@ class GateSettings(Settings):
     """Share of the retrieved tokens that are hidden in training."""
 
 
+@dataclass(frozen=True)
+class Mixed:
+    """What comes out of the gate, in single precision."""
+
+    vectors: Float[Tensor, "*batch width"]
+    """z_t; h_t where nothing was retrieved."""
+    gate: Float[Tensor, "*batch gates"]
+    """g_t; 1 where nothing was retrieved."""
+    attention: Float[Tensor, "*batch count"]
+    """The weights of the retrieved tokens in m_t; nothing where there is none."""
+
+
 class Gate(nn.Module):
     """z_t from h_t and what was retrieved."""
 
@@ -55,28 +68,25 @@ class Gate(nn.Module):
             nn.init.eye_(self.query.weight)
         return self
 
-    def forward(
-        self, hidden: Float[Tensor, "*batch width"], retrieved: Retrieved, model: LanguageModel
-    ) -> tuple[Float[Tensor, "*batch width"], Float[Tensor, "*batch gates"]]:
-        """z_t and g_t, in single precision. Where nothing was retrieved, z_t is h_t and g_t is 1."""
+    def forward(self, hidden: Float[Tensor, "*batch width"], retrieved: Retrieved, model: LanguageModel) -> Mixed:
         with torch.autocast(hidden.device.type, enabled=False):
             return self._mix(hidden if hidden.dtype == torch.float64 else hidden.float(), retrieved, model)
 
-    def _mix(self, hidden: Tensor, retrieved: Retrieved, model: LanguageModel) -> tuple[Tensor, Tensor]:
+    def _mix(self, hidden: Tensor, retrieved: Retrieved, model: LanguageModel) -> Mixed:
         there = retrieved.there
         if self.training and self.settings.dropout:
             there = there & (torch.rand(there.shape, device=there.device) >= self.settings.dropout)
         gate = torch.sigmoid(self.gate(hidden))
         if not retrieved.tokens.shape[-1]:
-            return hidden, torch.ones_like(gate)
+            return Mixed(hidden, torch.ones_like(gate), retrieved.distances)
         vectors = model.embed(retrieved.tokens)  # (*batch, K, width)
         query = hidden if self.query is None else self.query(hidden)
         scores = torch.einsum("...kd,...d->...k", vectors, query)
         if self.distance_weight is not None:
             scores = scores - self.distance_weight * retrieved.distances.masked_fill(~there, 0.0)
-        # Where nothing is there, weights of equal nothings are made, and not used.
+        # Where nothing is there at all, a softmax of equal nothings is made, and not used.
         weights = torch.softmax(scores.masked_fill(~there, torch.finfo(scores.dtype).min), dim=-1)
         scale = self.width**0.5 if self.settings.scaled else 1.0
         aggregated = torch.einsum("...k,...kd->...d", weights, vectors) * scale  # m_t
         gate = gate.masked_fill(~there.any(-1, keepdim=True), 1.0)
-        return torch.lerp(aggregated, hidden, gate.expand_as(hidden)), gate
+        return Mixed(torch.lerp(aggregated, hidden, gate.expand_as(hidden)), gate, weights * there)

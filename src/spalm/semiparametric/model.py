@@ -5,7 +5,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from spalm.lm import Transformer
-from spalm.semiparametric.gate import Gate, GateSettings
+from spalm.semiparametric.gate import Gate, GateSettings, Mixed
 from spalm.semiparametric.retrieval import Retrieved
 
 
@@ -22,9 +22,7 @@ class Spalm(nn.Module):
         self.gate.initialise()
         return self
 
-    def mix(
-        self, hidden: Float[Tensor, "*batch width"], retrieved: Retrieved
-    ) -> tuple[Float[Tensor, "*batch width"], Float[Tensor, "*batch gates"]]:
+    def mix(self, hidden: Float[Tensor, "*batch width"], retrieved: Retrieved) -> Mixed:
         return self.gate(hidden, retrieved, self.base)
 
     def forward(
@@ -32,7 +30,7 @@ class Spalm(nn.Module):
     ) -> tuple[Float[Tensor, "batch time width"], list[Tensor]]:
         """z of a segment, and every layer's inputs."""
         hidden, layer_inputs = self.base(tokens, memory)
-        return self.mix(hidden, retrieved)[0], layer_inputs
+        return self.mix(hidden, retrieved).vectors, layer_inputs
 
     @property
     def device(self) -> torch.device:

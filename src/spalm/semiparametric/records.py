@@ -4,7 +4,8 @@
 |---|---|
 | log_probabilities | log p of the token that came |
 | without_memory | the same with the long-term memory ablated (SPALM only) |
-| gate | the mean of g_t over its dimensions (SPALM only) |
+| gate | g_t (SPALM only) |
+| neighbours, distances, attention | ids of the entries attended to, how far they are, and their weights (SPALM only) |
 | entropy, highest, of_retrieved, hidden | what the adaptive mixture sees, where neighbours are at hand |
 """
 
@@ -12,7 +13,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -26,13 +27,15 @@ from spalm.corpus import Corpus, Split, TokenSplit
 from spalm.learning import Hardware, autocast
 from spalm.lm import LanguageModel, Reading, hidden_states
 from spalm.lm.reading import refuse_divergence
+from spalm.neighbours import NOTHING
 from spalm.semiparametric.adaptive import Lesson, Said
 from spalm.semiparametric.gate import Gate
 from spalm.semiparametric.retrieval import Retrieved, Retriever
 
 KIND = "records"
-VERSION = 1
-HELD_OUT: tuple[Split, ...] = ("dev", "test")
+VERSION = 2
+HeldOut = Literal["dev", "test"]
+HELD_OUT: tuple[HeldOut, ...] = ("dev", "test")
 _BLOCK_TOKENS = 1 << 16
 """Tokens read between two savings: a kill loses no more than this."""
 _ROWS = 1024
@@ -57,8 +60,11 @@ class Scorer:
         retrieved = self.retrievers[split.split](positions).to(hidden.device)
         found, mixed = {}, hidden
         if self.gate is not None:
-            mixed, gate = self.gate(hidden, retrieved.first(self.gate.settings.neighbours), self.model)
-            found["gate"] = gate.float().mean(-1)
+            attended = retrieved.first(self.gate.settings.neighbours)
+            through = self.gate(hidden, attended, self.model)
+            mixed = through.vectors
+            found["gate"], found["attention"] = through.gate.half(), through.attention.half()
+            found["neighbours"], found["distances"] = attended.ids, attended.distances
         if not self.everything:
             return {"log_probabilities": self.model.target_log_probabilities(mixed, targets)}
         if self.gate is not None:
@@ -182,7 +188,8 @@ def _score(scorer: Scorer, split, reading: Reading, start: int, stop: int, devic
         for name, rows in scorer.score(split, positions, hidden).items():
             found = rows.cpu().numpy()
             if name not in arrays:
-                arrays[name] = np.full((stop - start, *found.shape[1:]), np.nan, found.dtype)
+                nothing_yet = np.nan if np.issubdtype(found.dtype, np.floating) else NOTHING
+                arrays[name] = np.full((stop - start, *found.shape[1:]), nothing_yet, found.dtype)
             arrays[name][positions - start] = found
         advance(len(positions))
     refuse_divergence(arrays["log_probabilities"])

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from spalm.corpus import Split
 from spalm.errors import InputError
+from spalm.memory import Entries
 from spalm.neighbours import NOTHING, NeighbourTable
 from spalm.neighbours.table import without_the_forgotten
 
@@ -20,19 +21,30 @@ class Retrieved:
     tokens: Int[Tensor, "*batch count"]
     distances: Float[Tensor, "*batch count"]
     """Squared; infinite where there is no such neighbour, whatever token stands there."""
+    ids: Int[Tensor, "*batch count"]
+    """The entries themselves; NOTHING where there is none."""
 
     @property
     def there(self) -> Bool[Tensor, "*batch count"]:
         return torch.isfinite(self.distances)
 
     def first(self, count: int) -> "Retrieved":
-        return Retrieved(self.tokens[..., :count], self.distances[..., :count])
+        return self[..., :count]
 
     def __getitem__(self, which) -> "Retrieved":
-        return Retrieved(self.tokens[which], self.distances[which])
+        return Retrieved(self.tokens[which], self.distances[which], self.ids[which])
 
     def to(self, device: torch.device) -> "Retrieved":
-        return Retrieved(self.tokens.to(device), self.distances.to(device))
+        return Retrieved(self.tokens.to(device), self.distances.to(device), self.ids.to(device))
+
+
+def look_up(
+    ids: Int[np.ndarray, "*batch count"], distances: Float[np.ndarray, "*batch count"], entries: Entries
+) -> Retrieved:
+    """With the tokens that followed the entries; those that are not alive are NOTHING already."""
+    tokens = np.where(ids == NOTHING, 0, entries.take_tokens(entries.rows(ids).clip(0)))
+    arrays = (tokens.astype(np.int64), np.array(distances), np.array(ids, np.int64))
+    return Retrieved(*map(torch.from_numpy, arrays))
 
 
 class Retriever:
@@ -53,9 +65,5 @@ class Retriever:
         flat = positions.reshape(-1)
         ids, distances = self._ids[flat].astype(np.int64), self._distances[flat]
         ids, distances = without_the_forgotten(ids, distances, self._entries)
-        rows = self._entries.rows(ids)
-        tokens = np.where(ids == NOTHING, 0, self._entries.take_tokens(rows.clip(0)))
         shape = (*positions.shape, ids.shape[1])
-        return Retrieved(
-            torch.from_numpy(tokens.astype(np.int64)).view(shape), torch.from_numpy(np.array(distances)).view(shape)
-        )
+        return look_up(ids.reshape(shape), distances.reshape(shape), self._entries)

@@ -1,18 +1,32 @@
-"""Models in, numbers and tables out: what a model says of held-out text, perplexities, significance, results."""
+"""Models in, numbers and pictures out: what a model says of held-out text, perplexities, analyses, the report."""
 
+from spalm.study.analyses import ANALYSES, analyses, ask, available
+from spalm.study.analysis import Analysis, Asked
+from spalm.study.by_neighbours import COUNTS, vary_neighbours
 from spalm.study.evaluate import EvaluationSettings, evaluate_model, figures
-from spalm.study.passage import print_passage, where_memory_helped
+from spalm.study.passage import passage_of, print_passage, where_memory_helped
+from spalm.study.report import write_report
 from spalm.study.results import print_results, row, write_results
 from spalm.study.significance import wilcoxon
 
 __all__ = [
+    "ANALYSES",
+    "COUNTS",
+    "Analysis",
+    "Asked",
     "EvaluationSettings",
+    "analyses",
+    "ask",
+    "available",
     "evaluate_model",
     "figures",
+    "passage_of",
     "print_passage",
     "print_results",
     "row",
+    "vary_neighbours",
     "where_memory_helped",
     "wilcoxon",
+    "write_report",
     "write_results",
 ]

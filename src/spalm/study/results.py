@@ -11,11 +11,9 @@ from rich.table import Table
 from spalm.artifact import write_json
 from spalm.corpus import Corpus
 from spalm.lm import TrainedModel
-from spalm.semiparametric import HELD_OUT, Records, TrainedSpalm
+from spalm.semiparametric import HELD_OUT, RESULTS, Records, TrainedSpalm
 from spalm.study.evaluate import Unit, figures
 from spalm.study.significance import wilcoxon
-
-FILE = "results.json"
 
 
 def row(
@@ -62,7 +60,7 @@ def row(
 
 
 def write_results(rows: list[dict[str, Any]], directory: Path) -> None:
-    write_json(directory / FILE, rows)
+    write_json(directory / RESULTS, rows)
 
 
 def print_results(rows: list[dict[str, Any]], title: str, paper: list[dict[str, Any]], console: Console) -> None:

@@ -1,0 +1,115 @@
+"""What every analysis gives: tables, a caption, and a picture drawn from the same numbers.
+
+NAME.json              all of it
+NAME.csv               a table; NAME-TABLE.csv where there are several
+NAME.png, NAME.svg     the picture
+"""
+
+import csv
+import io
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from spalm.artifact import write_atomically, write_json
+from spalm.corpus import Split
+from spalm.semiparametric import FinishedRun
+from spalm.study.drawing import drawn, save
+
+Cell = str | int | float | None
+
+
+@dataclass(frozen=True)
+class Tabular:
+    columns: list[str]
+    rows: list[list[Cell]]
+    title: str = ""
+
+
+@dataclass(frozen=True)
+class Analysis:
+    name: str
+    title: str
+    caption: str
+    """What is counted, and of what: enough to read the picture without the text around it."""
+    tables: dict[str, Tabular]
+    draw: Callable[[Axes], None]
+    size: tuple[float, float] = (7.0, 3.6)
+    """Of the picture, in inches."""
+    data: dict[str, Any] = field(default_factory=dict)
+    """Numbers that are in the picture but in no table."""
+
+    def picture(self) -> Figure:
+        return drawn(self.draw, *self.size)
+
+    def print(self, console: Console, longest: int = 24) -> None:
+        """To the console; of long tables the beginning."""
+        for table in self.tables.values():
+            shown = Table(title=f"{self.title}: {table.title}" if table.title else self.title, box=box.SIMPLE_HEAD)
+            shown.title_justify = "left"
+            for number, column in enumerate(table.columns):
+                left = any(isinstance(row[number], str) for row in table.rows)
+                shown.add_column(column, justify="left" if left else "right")
+            for row in table.rows[:longest]:
+                shown.add_row(*(Text(as_text(cell)) for cell in row))
+            if len(table.rows) > longest:
+                shown.caption = f"{len(table.rows) - longest:,} more in {self.name}.csv"
+            console.print(shown)
+        console.print(Text(self.caption, style="dim"))
+
+    def write(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        tables = {
+            name: {"title": table.title, "columns": table.columns, "rows": table.rows}
+            for name, table in self.tables.items()
+        }
+        whole = {"title": self.title, "caption": self.caption, "tables": tables, "data": self.data}
+        write_json(folder / f"{self.name}.json", whole)
+        for name, table in self.tables.items():
+            text = io.StringIO()
+            csv.writer(text, lineterminator="\n").writerows([table.columns, *table.rows])
+            file = f"{self.name}.csv" if len(self.tables) == 1 else f"{self.name}-{name}.csv"
+            write_atomically(folder / file, text.getvalue())
+        save(self.picture(), folder / self.name)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What an analysis is to look at."""
+
+    run: FinishedRun
+    split: Split = "test"
+    model: str = "spalm"
+    """The model whose long-term memory is looked at."""
+    passage: np.ndarray | None = None
+    """Positions of the passage to show; default: where the memory helped most."""
+
+    @property
+    def unit_of_tokens(self) -> str:
+        """What is shown of a part of the text: words cannot be told apart there, tokens can."""
+        return "bits/token" if self.run.unit == "bits/character" else "perplexity/token"
+
+    def figure_of(self, log_probabilities: np.ndarray) -> float | None:
+        """The mean of some log-probabilities in `unit_of_tokens`; None of none."""
+        if not len(log_probabilities):
+            return None
+        nats = -float(np.mean(log_probabilities, dtype=np.float64))
+        return nats / float(np.log(2)) if self.unit_of_tokens == "bits/token" else float(np.exp(min(nats, 700.0)))
+
+
+def as_text(cell: Cell) -> str:
+    """A cell as people read it."""
+    if cell is None:
+        return ""
+    if isinstance(cell, float):
+        return f"{cell:.2e}" if cell and abs(cell) < 1e-3 else f"{cell:,.1f}" if abs(cell) >= 1000 else f"{cell:.3f}"
+    return f"{cell:,}" if isinstance(cell, int) else cell

@@ -1,0 +1,159 @@
+"""A run as one page: results, curves, every figure with its caption, passages, settings, digests.
+
+The page holds everything it needs. It opens from disk, fetches nothing and runs nothing.
+"""
+
+import math
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import numpy as np
+import yaml
+from markupsafe import Markup
+
+import spalm
+from spalm.artifact import MANIFEST, Artifact, write_atomically
+from spalm.console import bar
+from spalm.semiparametric import FinishedRun
+from spalm.study.analyses import ANALYSES, available
+from spalm.study.analysis import Analysis, Asked, as_text
+from spalm.study.drawing import inline
+from spalm.study.passage import retrieved_tokens, shown
+
+FILE = "report.html"
+_PASSAGES = 3
+_LENGTH = 160
+"""Tokens of a passage."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A token of a coloured passage."""
+
+    text: str
+    colour: str
+    """A class of the page's style: how much the memory helped or harmed."""
+    title: str
+    breaks: bool
+
+
+def write_report(run: FinishedRun, folder: Path) -> Path:
+    """Makes every analysis of a run, keeps its files below `folder`, and writes the page beside them."""
+    found: list[Analysis] = []
+    names = available(run)
+    with bar("study", len(names)) as progress:
+        for name in names:
+            progress.say(name)
+            found.append(ANALYSES[name](Asked(run)))
+            found[-1].write(folder)
+            progress.advance()
+    page = (
+        _environment()
+        .get_template("report.html")
+        .render(
+            title=run.title,
+            version=spalm.__version__,
+            results=_results(run),
+            unit=run.unit,
+            notes=_notes(run),
+            analyses=[
+                (each, Markup(inline(each.picture(), f"{each.title}. {each.caption}", each.name))) for each in found
+            ],
+            passages=[_passage(run, rows) for rows in _passages(run)],
+            settings=yaml.safe_dump(run.recipe, sort_keys=False, allow_unicode=True),
+            digests=_digests(run),
+        )
+    )
+    path = folder / FILE
+    write_atomically(path, page)
+    return path
+
+
+def _environment() -> jinja2.Environment:
+    """Whatever comes from a corpus is text: everything is escaped unless it is our own picture."""
+    templates = str(resources.files("spalm.study"))
+    made = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(templates), autoescape=True, undefined=jinja2.StrictUndefined,
+        trim_blocks=True, lstrip_blocks=True,
+    )  # fmt: skip
+    made.filters["cell"] = as_text
+    return made
+
+
+def _results(run: FinishedRun) -> list[dict[str, Any]]:
+    """The rows with the paper's figures beside ours, and each against transformer-XL."""
+    paper = {(row["model"], row["memory_length"]): row for row in run.recipe.get("paper", [])}
+    reference = {row["memory_length"]: row["test"] for row in run.rows if row["model"] == "transformer-xl"}
+    found = []
+    for row in run.rows:
+        base = reference.get(row["memory_length"])
+        against = None if base is None or row["model"] == "transformer-xl" else 100 * (row["test"] / base - 1)
+        found.append({**row, "against": against, "paper": paper.get((row["model"], row["memory_length"]))})
+    return found
+
+
+def _notes(run: FinishedRun) -> list[str]:
+    training = run.recipe["training"]
+    splits = run.corpus.facts["splits"]
+    network = run.recipe["network"]
+    return [
+        f"{splits['train']['tokens']:,} training tokens in {splits['train']['documents']:,} documents, "
+        f"vocabulary of {run.corpus.vocabulary:,}; dev {splits['dev']['tokens']:,}, test {splits['test']['tokens']:,}.",
+        f"{network['layers']} layers of {network['width']}; {training['steps']:,} steps of {training['batch_size']} x "
+        f"{training['segment_length']} tokens, seed {training['seed']}. Every model made the same number of steps.",
+        "M: length of the short-term memory. Ablated: test with the long-term memory taken away. p: Wilcoxon's test "
+        "against transformer-xl with the same M.",
+    ]
+
+
+def _passages(run: FinishedRun) -> list[np.ndarray]:
+    """Passages of test that do not overlap: where SPALM gained most, where it lost most, and an ordinary one."""
+    gain = run.log_probabilities("spalm", "test") - run.log_probabilities("transformer-xl", "test")
+    length = min(_LENGTH, len(gain))
+    sums = np.convolve(gain, np.ones(length), mode="valid")[::length]
+    order = np.argsort(-sums, kind="stable")
+    chosen = dict.fromkeys([int(order[0]), int(order[len(order) // 2]), int(order[-1])])
+    return [np.arange(number * length, number * length + length) for number in list(chosen)[:_PASSAGES]]
+
+
+def _passage(run: FinishedRun, rows: np.ndarray) -> dict[str, Any]:
+    text, decode = run.corpus.split("test"), run.corpus.tokeniser.decode
+    with_memory, without = (run.log_probabilities(model, "test")[rows] for model in ("spalm", "transformer-xl"))
+    gates = np.asarray(run.records("spalm").of("test", "gate")[rows], np.float32).mean(-1)
+    retrieved = retrieved_tokens(run.records("spalm"), "test", rows, run.memory.entries())
+    pieces = []
+    for number, target in enumerate(text.targets(rows).tolist()):
+        token = decode([target])
+        gain = with_memory[number] - without[number]
+        near = "  ".join(shown(decode([token])) for token in retrieved[number])
+        pieces.append(
+            Piece(
+                shown(token) if not token.strip() else token,
+                _colour(gain),
+                f"transformer-xl {math.exp(without[number]):.3f}, spalm {math.exp(with_memory[number]):.3f} "
+                f"({gain:+.2f} nats), gate {gates[number]:.2f}; retrieved: {near}",
+                "\n" in token,
+            )
+        )
+    document, offset = text.document_of(int(rows[0]))
+    gained = float((with_memory - without).mean())
+    return {"document": document, "offset": offset, "pieces": pieces, "gained": gained}
+
+
+def _colour(gain: float) -> str:
+    """Steps of half a nat, up to two."""
+    step = min(4, int(abs(gain) / 0.5))
+    return "" if not step else f"{'gain' if gain > 0 else 'loss'}{step}"
+
+
+def _digests(run: FinishedRun) -> list[tuple[str, str, str]]:
+    """Every stage of the run: its folder, what it is, and the digest that stands for its bytes."""
+    found = []
+    for path in sorted(run.directory.rglob(MANIFEST)):
+        if ".previous" not in str(path):
+            stage = Artifact(path.parent)
+            found.append((str(path.parent.relative_to(run.directory)), stage.kind, stage.digest))
+    return [*found, ("memory", f"{len(run.memory.entries()):,} entries", run.memory.lineage()[-1])]
