@@ -238,6 +238,23 @@ def report(
 
 
 @app.command()
+def explore(
+    directory: RunArgument,
+    host: Annotated[str, typer.Option(help="Address to listen on; others than loopback let other machines in.")] = (
+        "127.0.0.1"
+    ),
+    port: Annotated[int, typer.Option(help="Port; 0: any that is free.", min=0, max=65535)] = 8765,
+    device: Device = "auto",
+    threads: Threads = None,
+) -> None:
+    """Look into the memory of a finished run in the browser: any text, token by token, with its neighbours."""
+    from spalm.serving import allowed_hosts, make_app, open_explorer, serve  # not needed by any other verb
+
+    explorer = open_explorer(FinishedRun(directory), Hardware(device, threads))
+    serve(make_app(explorer, allowed_hosts(host)), host, port, "the explorer")
+
+
+@app.command()
 def settings(about: Annotated[str, typer.Argument(help="Only keys that begin so, such as training.")] = "") -> None:
     """List every setting of a recipe: key, default, meaning."""
     table = Table(Column("key", no_wrap=True), "default", "meaning", box=None)

@@ -39,6 +39,8 @@ class Tokeniser(Protocol):
     size: int
     start: int
     end_of_document: int | None
+    between: str
+    """What stands between tokens where they are shown one by one."""
 
     def encode(self, pieces: Sequence[bytes]) -> list[np.ndarray]: ...
     def decode(self, ids: Iterable[int]) -> str: ...
@@ -51,6 +53,7 @@ class Bytes:
     size = 256
     start = ord("\n")
     end_of_document = None
+    between = ""
 
     def encode(self, pieces: Sequence[bytes]) -> list[np.ndarray]:
         return [np.frombuffer(piece, np.uint8) for piece in pieces]
@@ -66,6 +69,7 @@ class Words:
     """White-space separated words, with <eos> for every line end: the convention of WikiText's published figures."""
 
     end_of_document = None
+    between = " "
 
     def __init__(self, words: list[str]):
         self._words = words
@@ -103,6 +107,8 @@ class Words:
 
 class SubWords:
     """Byte-level BPE: any text is spelled exactly, nothing is unknown."""
+
+    between = ""
 
     def __init__(self, bpe: Bpe, mark_documents: bool):
         self._bpe = bpe

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
 from spalm.artifact import Artifact
 from spalm.corpus import Split
@@ -47,7 +47,13 @@ def without_the_forgotten(
     ids: Int[np.ndarray, "n count"], distances: Float[np.ndarray, "n count"], entries: Entries
 ) -> tuple[Int[np.ndarray, "n count"], Float[np.ndarray, "n count"]]:
     """The neighbours that are alive, moved to the front."""
-    dead = entries.rows(ids) < 0
+    return without(ids, distances, entries.rows(ids) < 0)
+
+
+def without(
+    ids: Int[np.ndarray, "n count"], distances: Float[np.ndarray, "n count"], dead: Bool[np.ndarray, "n count"]
+) -> tuple[Int[np.ndarray, "n count"], Float[np.ndarray, "n count"]]:
+    """The neighbours that are not dead, moved to the front."""
     if not dead.any():
         return ids, distances
     order = np.argsort(dead, axis=1, kind="stable")

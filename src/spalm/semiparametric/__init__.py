@@ -1,10 +1,11 @@
 """Tokens and neighbours in, SPALM out: gate, model, training; kNN-LM, the adaptive mixture; what models say, kept."""
 
 from spalm.semiparametric.adaptive import AdaptiveMixture, AdaptiveSettings, Lesson, Said, learn_mixture
+from spalm.semiparametric.combiner import Combined, Combiner, Plain, ThroughGate, WithKnn, WithMixture
 from spalm.semiparametric.finished import RECIPE, RESULTS, FinishedRun
 from spalm.semiparametric.gate import Gate, GateSettings, Mixed
 from spalm.semiparametric.knn import Knn, KnnSettings, tune_knn
-from spalm.semiparametric.mixtures import mix_adaptively, mix_knn
+from spalm.semiparametric.mixtures import load_mixture, mix_adaptively, mix_knn
 from spalm.semiparametric.model import Spalm
 from spalm.semiparametric.records import HELD_OUT, HeldOut, Records, Scorer, keep_records
 from spalm.semiparametric.retrieval import Retrieved, Retriever, look_up
@@ -16,6 +17,8 @@ __all__ = [
     "RESULTS",
     "AdaptiveMixture",
     "AdaptiveSettings",
+    "Combined",
+    "Combiner",
     "FinishedRun",
     "Gate",
     "GateSettings",
@@ -24,6 +27,7 @@ __all__ = [
     "KnnSettings",
     "Lesson",
     "Mixed",
+    "Plain",
     "Records",
     "Retrieved",
     "Retriever",
@@ -32,9 +36,13 @@ __all__ = [
     "Spalm",
     "SpalmModelSettings",
     "SpalmSettings",
+    "ThroughGate",
     "TrainedSpalm",
+    "WithKnn",
+    "WithMixture",
     "keep_records",
     "learn_mixture",
+    "load_mixture",
     "look_up",
     "mix_adaptively",
     "mix_knn",

@@ -75,7 +75,7 @@ class Said:
 class AdaptiveMixture(nn.Module):
     def __init__(self, settings: AdaptiveSettings, width: int, neighbours: int):
         super().__init__()
-        self.settings = settings
+        self.settings, self.neighbours = settings, neighbours
         self.ranks = [rank for rank in (0, 1, 3, 7, 15, 31, 63, 127, 255, 511, 1023) if rank < neighbours]
         seen = 2 * len(self.ranks) + 8
         self.hidden_norm = nn.LayerNorm(width)

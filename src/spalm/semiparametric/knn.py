@@ -52,16 +52,16 @@ class Knn:
     ) -> Float[Tensor, "*batch vocabulary"]:
         """Of the mixture, over the whole vocabulary."""
         knn = over_vocabulary(self.weights(retrieved), retrieved.first(self.count).tokens, log_probabilities.shape[-1])
-        return mix(log_probabilities, knn.log(), self._weight(retrieved)[..., None])
+        return mix(log_probabilities, knn.log(), self.share(retrieved)[..., None])
 
     def target_log_probabilities(
         self, log_probabilities: Float[Tensor, "*batch"], retrieved: Retrieved, targets: Int[Tensor, "*batch"]
     ) -> Float[Tensor, "*batch"]:
         """Of one token a position, from its log-probability under the language model."""
         hits = retrieved.first(self.count).tokens == targets[..., None]
-        return mix(log_probabilities, (self.weights(retrieved) * hits).sum(-1).log(), self._weight(retrieved))
+        return mix(log_probabilities, (self.weights(retrieved) * hits).sum(-1).log(), self.share(retrieved))
 
-    def _weight(self, retrieved: Retrieved) -> Float[Tensor, "*batch"]:
+    def share(self, retrieved: Retrieved) -> Float[Tensor, "*batch"]:
         """lambda where there is a neighbour at all, else nothing."""
         return torch.where(retrieved.there.any(-1), self.weight, 0.0)
 

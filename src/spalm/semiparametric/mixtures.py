@@ -16,6 +16,7 @@ from spalm.artifact import Draft
 from spalm.console import bar
 from spalm.corpus import Corpus, TokenSplit
 from spalm.errors import InputError
+from spalm.learning import load_parameters
 from spalm.learning.checkpoint import save_tensors
 from spalm.neighbours import NeighbourTable
 from spalm.semiparametric.adaptive import AdaptiveMixture, AdaptiveSettings, learn_mixture
@@ -101,12 +102,20 @@ def mix_adaptively(
         _write(draft, dev, score_dev)
         _write(draft, corpus.split("test"), scored_by(whole, corpus.split("test")))
         save_tensors(draft.directory / MIXTURE, whole.state_dict())
-        return {"dev_border": border}, [MIXTURE]
+        return {"dev_border": border, "neighbours": most, "width": whole.hidden_norm.normalized_shape[0]}, [MIXTURE]
 
     own = {"adaptive": settings.as_json(), **_about(records)}
     parents = {"records": records.digest, "neighbours": table.digest}
     artifact.stage(directory, KIND, VERSION, own, parents, make, cheap=True)
     return Records(directory)
+
+
+def load_mixture(records: Records) -> AdaptiveMixture:
+    """The mixture that scored test, from its records."""
+    settings = AdaptiveSettings.parse(records.settings["adaptive"], str(records.directory))
+    mixture = AdaptiveMixture(settings, records.facts["width"], records.facts["neighbours"])
+    load_parameters(mixture, records.directory / MIXTURE)
+    return mixture.eval().requires_grad_(False)
 
 
 def _about(records: Records) -> dict[str, int]:

@@ -22,6 +22,12 @@ class Spalm(nn.Module):
         self.gate.initialise()
         return self
 
+    def attend_to(self, neighbours: int | None) -> "Spalm":
+        """With so many neighbours from now on; None: as many as in training."""
+        if neighbours is not None:
+            self.gate.settings = self.gate.settings.model_copy(update={"neighbours": neighbours})
+        return self
+
     def mix(self, hidden: Float[Tensor, "*batch width"], retrieved: Retrieved) -> Mixed:
         return self.gate(hidden, retrieved, self.base)
 

@@ -78,8 +78,7 @@ def evaluate_model(
         retrievers = {split: Retriever(table, split, most) for split in HELD_OUT}
         if not isinstance(trained, TrainedSpalm):
             return Scorer(loaded, None, retrievers)
-        if settings.neighbours is not None:
-            loaded.gate.settings = loaded.gate.settings.model_copy(update={"neighbours": settings.neighbours})
+        loaded.attend_to(settings.neighbours)
         return Scorer(loaded.base, loaded.gate, retrievers)
 
     own = {"memory_length": memory_length, **settings.model_dump(include={"lanes", "stride", "bf16", "neighbours"})}

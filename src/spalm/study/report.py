@@ -131,7 +131,7 @@ def _passage(run: FinishedRun, rows: np.ndarray) -> dict[str, Any]:
         near = "  ".join(shown(decode([token])) for token in retrieved[number])
         pieces.append(
             Piece(
-                shown(token) if not token.strip() else token,
+                (shown(token) if not token.strip() else token) + run.corpus.tokeniser.between,
                 _colour(gain),
                 f"transformer-xl {math.exp(without[number]):.3f}, spalm {math.exp(with_memory[number]):.3f} "
                 f"({gain:+.2f} nats), gate {gates[number]:.2f}; retrieved: {near}",

@@ -34,8 +34,8 @@ def neighbour_strips(asked: Asked) -> Analysis:
         "strips",
         "Neighbours of a passage",
         f"{document} ({split}), from token {offset:,}. First line: the text; below each token, the tokens that "
-        f"followed its {count} nearest contexts in the memory, nearest first. Green: the token that came; some neighbour "
-        f"is right at {right} of {len(rows)} tokens.",
+        f"followed its {count} nearest contexts in the memory, nearest first. Green: the token that came; some "
+        f"neighbour is right at {right} of {len(rows)} tokens.",
         {"tokens": Tabular(["token", *(f"neighbour {rank}" for rank in range(1, count + 1))], lines)},
         lambda axes: _draw(axes, lines, hits, layout, count),
         (8.4, 0.25 * len(layout) * (count + 1.7) + 0.1),

@@ -1,0 +1,300 @@
+"""What every model makes of a passage, token by token, and what becomes of that when parts of the memory are off.
+
+Reading a passage (hidden states, neighbours) is kept for a while, so that switching neighbours off and on costs only
+the way from there to the probabilities.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from threading import Lock
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from spalm.corpus import Corpus, TokenStream
+from spalm.errors import InputError
+from spalm.lm import LanguageModel, Reading, hidden_states
+from spalm.memory import Entries, Memory
+from spalm.neighbours import NOTHING
+from spalm.neighbours.table import without
+from spalm.semiparametric import Combined, Combiner, HeldOut, Plain, Retrieved, look_up
+
+LONGEST = 2000
+"""Tokens of a passage."""
+_KEPT = 8
+"""Passages that are kept read."""
+_ROWS = 256
+"""Positions whose distributions over the vocabulary are held at a time."""
+_LISTED = 16
+"""Neighbours shown of a token."""
+_LIKELY = 6
+"""Likely tokens shown of each model."""
+_BEFORE, _AFTER = 24, 12
+"""Tokens shown around the place that a neighbour comes from."""
+
+
+@dataclass(frozen=True)
+class Base:
+    """A network, and how it reads. Models that share one read a passage once."""
+
+    name: str
+    model: LanguageModel
+    reading: Reading
+
+
+@dataclass(frozen=True)
+class Speaker:
+    """A model: a network, and the way its memory comes in."""
+
+    name: str
+    base: Base
+    combiner: Combiner
+
+    @property
+    def has_memory(self) -> bool:
+        return not isinstance(self.combiner, Plain)
+
+
+@dataclass(frozen=True)
+class Picked:
+    """A passage of the corpus."""
+
+    split: HeldOut
+    document: str
+    offset: int = 0
+    """Of its first token in the document."""
+    length: int = 400
+
+
+Passage = str | Picked
+"""A text of one's own, or a place in the corpus."""
+
+
+@dataclass(frozen=True)
+class Switches:
+    """What is switched off in the memory: entries by their ids, whole documents by their names."""
+
+    entries: frozenset[int] = frozenset()
+    documents: frozenset[str] = frozenset()
+
+
+EVERYTHING_ON = Switches()
+
+
+@dataclass(frozen=True)
+class Read:
+    """A passage that has been read: everything that does not depend on the switches."""
+
+    title: str
+    tokens: np.ndarray
+    hidden: dict[str, Tensor]
+    """By the name of the base."""
+    ids: np.ndarray
+    distances: np.ndarray
+
+
+class Explorer:
+    """`find` gives the neighbours of every position of a text: (ids, squared distances), nearest first."""
+
+    def __init__(
+        self,
+        title: str,
+        corpus: Corpus,
+        memory: Memory,
+        speakers: list[Speaker],
+        find: Callable[[TokenStream], tuple[np.ndarray, np.ndarray]],
+        known: Callable[[HeldOut, np.ndarray], tuple[np.ndarray, np.ndarray]],
+        device: torch.device,
+    ):
+        self.title, self.corpus, self.memory, self.speakers = title, corpus, memory, speakers
+        self._find, self._known, self._device = find, known, device
+        self._reads: OrderedDict[Passage, Read] = OrderedDict()
+        self._working = Lock()
+
+    # What there is
+
+    def about(self) -> dict[str, Any]:
+        held = self.memory.entries()
+        return {
+            "title": self.title,
+            "models": [{"name": each.name, "memory": each.has_memory} for each in self.speakers],
+            "between": self.corpus.tokeniser.between,
+            "memory": {"entries": len(held), "documents": len(held.documents_held)},
+            "longest": LONGEST,
+        }
+
+    def documents(self, split: HeldOut, containing: str, most: int = 200) -> list[dict[str, Any]]:
+        """Documents of a split by a part of their names, and their lengths in tokens."""
+        text = self.corpus.split(split)
+        lengths = np.diff(np.concatenate([[0], text.ends]))
+        wanted = containing.casefold()
+        found = (
+            {"name": name, "tokens": int(length)}
+            for name, length in zip(text.names, lengths)
+            if wanted in name.casefold()
+        )
+        return [each for each, _ in zip(found, range(most))]
+
+    # A passage
+
+    def passage(self, passage: Passage, off: Switches = EVERYTHING_ON) -> dict[str, Any]:
+        """Every token with its log-probability under every model, with the memory and without it."""
+        with self._working:
+            read = self._read(passage)
+            retrieved = self._retrieved(read, off)
+            models = {speaker.name: self._scores(speaker, read, retrieved) for speaker in self.speakers}
+        decode = self.corpus.tokeniser.decode
+        return {
+            "title": read.title,
+            "tokens": [decode([token]) for token in read.tokens.tolist()],
+            "right": (retrieved.tokens == torch.from_numpy(read.tokens)[:, None])
+            .logical_and(retrieved.there)
+            .any(-1)
+            .tolist(),
+            "models": models,
+        }
+
+    def token(self, passage: Passage, position: int, off: Switches = EVERYTHING_ON) -> dict[str, Any]:
+        """One token: what every model thought likely there, and where its neighbours come from."""
+        with self._working:
+            read = self._read(passage)
+            if not 0 <= position < len(read.tokens):
+                raise InputError(f"position {position}: the passage has {len(read.tokens):,} tokens")
+            here = self._retrieved(read, off, slice(position, position + 1))
+            spoken = {
+                each.name: each.combiner.combine(each.base.model, read.hidden[each.base.name][position][None], here)
+                for each in self.speakers
+            }
+            entries = self.memory.entries()
+        decode = self.corpus.tokeniser.decode
+        target = int(read.tokens[position])
+        likely = {}
+        for name, said in spoken.items():
+            best = said.log_probabilities[0].topk(min(_LIKELY, said.log_probabilities.shape[-1]))
+            likely[name] = [
+                {"token": decode([token]), "probability": _round(float(np.exp(value))), "came": token == target}
+                for value, token in zip(best.values.tolist(), best.indices.tolist())
+            ]
+        weights = {
+            each.name: dict(zip(here.ids[0].tolist(), spoken[each.name].weights[0].tolist()))
+            for each in self.speakers
+            if each.has_memory
+        }
+        return {
+            "token": decode([target]),
+            "position": position,
+            "likely": likely,
+            "probability": {
+                name: _round(float(said.log_probabilities[0, target].exp())) for name, said in spoken.items()
+            },
+            "network": {name: _round(float(said.network[0])) for name, said in spoken.items()},
+            "neighbours": [
+                self._neighbour(entries, int(id), float(distance), target, weights, off)
+                for id, distance in zip(read.ids[position, :_LISTED], read.distances[position, :_LISTED])
+                if id != NOTHING and entries.source(int(id)) is not None
+            ],
+        }
+
+    def _neighbour(self, entries: Entries, id: int, distance: float, target: int, weights, off: Switches) -> dict:
+        decode = self.corpus.tokeniser.decode
+        source = entries.source(id)
+        assert source is not None
+        around = entries.around(id, _BEFORE, _AFTER).tolist()
+        own = min(_BEFORE, source.offset)
+        return {
+            "id": id,
+            "token": decode([around[own]]),
+            "came": around[own] == target,
+            "distance": _round(distance),
+            "weights": {name: _round(found.get(id, 0.0)) for name, found in weights.items()},
+            "document": source.document,
+            "offset": source.offset,
+            "before": decode(around[:own]),
+            "after": decode(around[own + 1 :]),
+            "on": id not in off.entries and source.document not in off.documents,
+        }
+
+    def _scores(self, speaker: Speaker, read: Read, retrieved: Retrieved) -> dict[str, list[float]]:
+        model, hidden = speaker.base.model, read.hidden[speaker.base.name]
+        targets = torch.from_numpy(read.tokens).to(hidden.device)
+        found: dict[str, list[Tensor]] = {"log_probabilities": [], "network": []}
+        for rows in torch.arange(len(targets)).split(_ROWS):
+            said: Combined = speaker.combiner.combine(model, hidden[rows], retrieved[rows])
+            found["log_probabilities"].append(said.log_probabilities.gather(-1, targets[rows, None])[:, 0])
+            found["network"].append(said.network)
+        scores = {name: _rounded(torch.cat(parts)) for name, parts in found.items()}
+        if not speaker.has_memory:
+            return {"log_probabilities": scores["log_probabilities"]}
+        alone = [
+            model.target_log_probabilities(hidden[rows], targets[rows])
+            for rows in torch.arange(len(targets)).split(_ROWS)
+        ]
+        return {**scores, "without_memory": _rounded(torch.cat(alone))}
+
+    def _retrieved(self, read: Read, off: Switches, rows: slice = slice(None)) -> Retrieved:
+        """The neighbours as the switches leave them: what is off makes room for the next, as if it were forgotten."""
+        entries = self.memory.entries()
+        ids, distances = read.ids[rows], read.distances[rows]
+        dead = (entries.rows(ids) < 0) | np.isin(ids, list(off.entries))
+        if off.documents:
+            names = np.array([*entries.documents_held.names, ""], dtype=object)
+            dead |= np.isin(names[entries.documents_held.index_of(ids)], list(off.documents))
+        return look_up(*without(ids, distances, dead), entries).to(self._device)
+
+    @torch.inference_mode()
+    def _read(self, passage: Passage) -> Read:
+        if passage in self._reads:
+            self._reads.move_to_end(passage)
+            return self._reads[passage]
+        read = self._read_own(passage) if isinstance(passage, str) else self._read_picked(passage)
+        self._reads[passage] = read
+        if len(self._reads) > _KEPT:
+            self._reads.popitem(last=False)
+        return read
+
+    def _read_own(self, text: str) -> Read:
+        tokens = self.corpus.tokeniser.encode([text.encode()])[0]
+        if not 0 < len(tokens) <= LONGEST:
+            raise InputError(f"the text has {len(tokens):,} tokens; give 1 to {LONGEST:,}")
+        stream = TokenStream(tokens, np.array([len(tokens)]), lambda: ["own text"], self.corpus.tokeniser.start)
+        ids, distances = self._find(stream)
+        return Read("own text", tokens.astype(np.int64), self._hidden(stream, 0, len(tokens)), ids, distances)
+
+    def _read_picked(self, picked: Picked) -> Read:
+        text = self.corpus.split(picked.split)
+        if picked.document not in text.names:
+            raise InputError(f"{picked.split} has no document {picked.document!r}")
+        number = text.names.index(picked.document)
+        begin, end = int(text.ends[number - 1]) if number else 0, int(text.ends[number])
+        if not 0 <= picked.offset < end - begin:
+            raise InputError(f"offset {picked.offset}: {picked.document} has {end - begin:,} tokens")
+        if not 0 < picked.length <= LONGEST:
+            raise InputError(f"length {picked.length}: give 1 to {LONGEST:,}")
+        first = begin + picked.offset
+        rows = np.arange(first, min(end, first + picked.length))
+        ids, distances = self._known(picked.split, rows)
+        title = f"{picked.document} ({picked.split}), from token {picked.offset:,}"
+        return Read(title, text.targets(rows), self._hidden(text, first, int(rows[-1]) + 1), ids, distances)
+
+    def _hidden(self, stream: TokenStream, first: int, last: int) -> dict[str, Tensor]:
+        """h of the positions from `first` to `last`, read as the run reads them, with everything that comes before."""
+        found = {}
+        for base in {each.base.name: each.base for each in self.speakers}.values():
+            start = first // base.reading.stride * base.reading.stride
+            hidden = torch.zeros(last - first, base.model.width, device=self._device)
+            for positions, states in hidden_states(base.model, stream, base.reading, start, last, self._device):
+                wanted = positions >= first
+                hidden[positions[wanted] - first] = states[torch.from_numpy(wanted)].float()
+            found[base.name] = hidden
+        return found
+
+
+def _round(value: float) -> float:
+    return float(f"{value:.6g}")
+
+
+def _rounded(values: Tensor) -> list[float]:
+    return [_round(value) for value in values.tolist()]

@@ -1,0 +1,94 @@
+"""A finished run on disk to an explorer of it."""
+
+import numpy as np
+
+from spalm.corpus import TokenStream
+from spalm.errors import InputError
+from spalm.learning import Hardware
+from spalm.lm import Reading
+from spalm.memory import MemorySettings, encoder_of
+from spalm.neighbours import Searcher, make_searcher, open_searcher
+from spalm.semiparametric import (
+    Combiner,
+    FinishedRun,
+    HeldOut,
+    Knn,
+    Plain,
+    ThroughGate,
+    WithKnn,
+    WithMixture,
+    load_mixture,
+)
+from spalm.serving.explorer import Base, Explorer, Speaker
+
+_INDEX = "index"
+_RECALL = 0.95
+_FEW = 100_000
+"""Entries that are searched one by one faster than anybody waits for."""
+
+
+def open_explorer(run: FinishedRun, hardware: Hardware) -> Explorer:
+    """Loads the models; the first time, makes an index of the memory for texts that are not in the run's table."""
+    device = hardware.prepare()
+    memory_settings = MemorySettings.parse(run.recipe["memory"], "memory")
+    encoder = encoder_of(run.trained("transformer"), memory_settings, lambda: device)
+    count = run.neighbours.array("dev.ids").shape[1]
+    searcher = _searcher(run, min(count, 16))
+
+    def find(stream: TokenStream) -> tuple[np.ndarray, np.ndarray]:
+        keys = encoder.keys(stream, 0, len(stream), run.memory.keys_of, run.memory.width)
+        return searcher.search(keys.astype(np.float32), count)
+
+    def known(split: HeldOut, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        return run.neighbours.read(split, rows)
+
+    return Explorer(run.title, run.corpus, run.memory, _speakers(run, device), find, known, device)
+
+
+def _speakers(run: FinishedRun, device) -> list[Speaker]:
+    spalm = run.trained("spalm").load(device).attend_to(run.records("spalm").settings["neighbours"])
+    networks = {
+        "transformer": run.trained("transformer").load(device),
+        "transformer-xl": run.trained("transformer-xl").load(device),
+        "spalm": spalm.base,
+    }
+    bases = {name: Base(name, network, _reading(run, name)) for name, network in networks.items()}
+    gate = ThroughGate(spalm.gate)
+
+    def knn(name: str, inner: Combiner) -> WithKnn:
+        return WithKnn(inner, Knn(**run.records(name).facts["knn"]))
+
+    return [
+        Speaker("transformer", bases["transformer"], Plain()),
+        Speaker("transformer-xl", bases["transformer-xl"], Plain()),
+        Speaker("knn-lm", bases["transformer-xl"], knn("knn-lm", Plain())),
+        Speaker("spalm", bases["spalm"], gate),
+        Speaker("spalm+knn", bases["spalm"], knn("spalm+knn", gate)),
+        Speaker(
+            "spalm-adaptive",
+            bases["spalm"],
+            WithMixture(gate, load_mixture(run.records("spalm-adaptive")).to(device)),
+        ),
+    ]
+
+
+def _reading(run: FinishedRun, name: str) -> Reading:
+    """As the records of that model were read."""
+    settings = run.records(name).settings
+    model = run.trained(name).model_settings
+    return Reading.of(
+        model.network.layers,
+        model.training.segment_length,
+        settings["memory_length"],
+        settings["lanes"],
+        settings["stride"],
+    )
+
+
+def _searcher(run: FinishedRun, judged: int) -> Searcher:
+    where = run.directory / _INDEX
+    try:
+        return open_searcher(run.memory, where)[0]
+    except InputError:
+        kind = "exact" if len(run.memory.entries()) <= _FEW else "faiss"
+        return make_searcher(run.memory, kind, where, _RECALL, judged, seed=1)[0]
