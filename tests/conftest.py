@@ -6,8 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 
+from facts import make_run, write_texts
 from spalm.corpus import Corpus, CorpusSettings, build_corpus
+from spalm.recipe import Run
+from spalm.semiparametric import FinishedRun
 
 WORDS = ["the", "cat", "sat", "on", "a", "mat", "while", "one", "old", "dog", "slept", "near", "my", "fire"]
 
@@ -53,3 +57,18 @@ def word_corpus(folder: Path, out: Path) -> Corpus:
 @pytest.fixture
 def corpus(text_folder: Path, tmp_path: Path) -> Corpus:
     return word_corpus(text_folder, tmp_path / "corpus")
+
+
+@pytest.fixture(scope="session")
+def facts_run(tmp_path_factory) -> Run:
+    """A run, not yet carried out: whoever asks for a stage makes it."""
+    texts = tmp_path_factory.mktemp("facts")
+    write_texts(texts)
+    return make_run(texts, tmp_path_factory.mktemp("run"))
+
+
+@pytest.fixture(scope="session")
+def finished(facts_run) -> FinishedRun:
+    """The same, carried out to its end."""
+    facts_run.everything(Console(quiet=True))
+    return FinishedRun(facts_run.directory)

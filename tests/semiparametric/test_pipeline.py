@@ -1,58 +1,18 @@
 """A run whose text holds facts that only a memory can know: learned through it, lost without it, and never leaked."""
 
-import json
-
 import numpy as np
 import pytest
 import torch
 
 from spalm.corpus import Streams
-from spalm.learning import Hardware
-from spalm.recipe import ROWS, Recipe, Run
+from spalm.recipe import ROWS
 from spalm.semiparametric import Retriever, SpalmSettings, mixtures
 from spalm.semiparametric.training import segment_loss
 
-NAMES = [f"{kind}{number}" for kind in ("ka", "lo", "mi", "nu") for number in range(30)]
-FACTS = 600
-
-
-def text(random: np.random.Generator, facts: np.ndarray, count: int) -> str:
-    """Lines of three names: the third is a matter of the first two, but of neither alone."""
-    return "".join(
-        " ".join(NAMES[name] for name in facts[row]) + " .\n" for row in random.integers(0, len(facts), count)
-    )
-
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory) -> Run:
-    folder = tmp_path_factory.mktemp("facts")
-    random = np.random.default_rng(0)
-    facts = random.integers(0, len(NAMES), (FACTS, 3))
-    for name, documents in (("train", 24), ("valid", 3), ("test", 3)):
-        lines = [{"id": f"{name}-{i}", "text": text(random, facts, 150)} for i in range(documents)]
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    recipe = Recipe.parse(
-        {
-            "title": "facts",
-            "corpus": {"source": {"kind": "text", "path": str(folder)}, "tokeniser": {"kind": "words"}},
-            "network": {"layers": 2, "width": 32, "heads": 2, "head_width": 16, "feed_forward": 48},
-            "training": {
-                "steps": 300,
-                "batch_size": 8,
-                "segment_length": 32,
-                "memory_length": 16,
-                "optimiser": {"learning_rate": 0.01, "warm_up": 20, "clip": 1.0},
-                "evaluate_every": 100,
-                "seed": 1,
-            },
-            "neighbours": {"document": True, "held_out": 16},
-            "spalm": {"start": 0.4, "gate": {"bias": 0.0}},
-            "adaptive": {"passes": 4, "batch_size": 256, "width": 16},
-            "evaluation": {"unit": "perplexity/token"},
-        },
-        "test",
-    )
-    return Run(recipe, tmp_path_factory.mktemp("run"), Hardware("cpu", 1))
+def run(facts_run):
+    return facts_run
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,121 @@
+"""The explorer says what the records say, and what it would say without parts of the memory."""
+
+import numpy as np
+import pytest
+
+from spalm.errors import InputError
+from spalm.serving import Picked, Switches
+
+MEMORY = ("knn-lm", "spalm", "spalm+knn", "spalm-adaptive")
+
+
+@pytest.fixture(scope="module")
+def place(finished) -> Picked:
+    return Picked("test", finished.corpus.split("test").names[1], 37, 101)
+
+
+@pytest.fixture(scope="module")
+def rows(finished) -> np.ndarray:
+    first = int(finished.corpus.split("test").ends[0]) + 37
+    return np.arange(first, first + 101)
+
+
+def test_it_says_what_the_records_say(explorer, finished, place, rows):
+    found = explorer.passage(place)
+    decode, text = finished.corpus.tokeniser.decode, finished.corpus.split("test")
+    assert found["tokens"] == [decode([token]) for token in text.tokens[rows].tolist()]
+    for model in finished.models:
+        kept = finished.records(model).log_probabilities("test")[rows]
+        # The mixture learned from hidden states in half precision, and is given them whole here.
+        close = 2e-3 if model == "spalm-adaptive" else 1e-4
+        np.testing.assert_allclose(found["models"][model]["log_probabilities"], kept, atol=close, rtol=close)
+    gates = finished.records("spalm").of("test", "gate")[rows].mean(1, dtype=np.float32)
+    np.testing.assert_allclose(found["models"]["spalm"]["network"], gates, atol=1e-3)
+    alone = finished.records("spalm").of("test", "without_memory")[rows]
+    np.testing.assert_allclose(found["models"]["spalm"]["without_memory"], alone, atol=1e-4)
+    knn = finished.records("knn-lm").facts["knn"]
+    assert found["models"]["knn-lm"]["network"] == pytest.approx([1 - knn["weight"]] * len(rows))
+
+
+def test_a_token_is_shown_with_its_neighbours(explorer, finished, place, rows):
+    passage, found = explorer.passage(place), explorer.token(place, 20)
+    records, entries = finished.records("spalm"), finished.memory.entries()
+    for model, scores in passage["models"].items():
+        assert found["probability"][model] == pytest.approx(np.exp(scores["log_probabilities"][20]), rel=1e-3)
+        likely = [each["probability"] for each in found["likely"][model]]
+        assert likely == sorted(likely, reverse=True)
+        assert found["network"][model] == pytest.approx(scores.get("network", [1] * 101)[20], abs=1e-4)
+    shown = found["neighbours"]
+    assert [each["id"] for each in shown] == finished.neighbours.read("test", rows[20:21])[0][0].tolist()
+    attention = records.of("test", "attention")[rows[20]]
+    assert [each["weights"]["spalm"] for each in shown[:4]] == pytest.approx(attention.tolist(), abs=1e-3)
+    assert all(each["weights"]["spalm"] == 0 for each in shown[4:])
+    for model in MEMORY:
+        assert sum(each["weights"][model] for each in shown) == pytest.approx(1, abs=1e-4)
+    for each in shown:
+        source = entries.source(each["id"])
+        assert (each["document"], each["offset"]) == (source.document, source.offset)
+        document = finished.corpus.split("train")
+        number = document.names.index(each["document"])
+        begin = int(document.ends[number - 1]) if number else 0
+        decode = finished.corpus.tokeniser.decode
+        place_in_text = begin + each["offset"]
+        assert each["token"] == decode([int(document.tokens[place_in_text])])
+        assert each["before"] == decode(document.tokens[max(begin, place_in_text - 24) : place_in_text].tolist())
+        assert each["came"] == (each["token"] == found["token"])
+
+
+def test_without_every_document_it_is_the_network_alone(explorer, finished, place):
+    off = Switches(documents=frozenset(finished.memory.entries().documents_held.names))
+    found, plain = explorer.passage(place, off)["models"], explorer.passage(place)["models"]
+    assert found["knn-lm"]["log_probabilities"] == pytest.approx(plain["transformer-xl"]["log_probabilities"], abs=1e-4)
+    for model in ("spalm", "spalm+knn", "spalm-adaptive"):
+        assert found[model]["log_probabilities"] == pytest.approx(plain[model]["without_memory"], abs=1e-4)
+        assert set(found[model]["network"]) == {1.0}
+    token = explorer.token(place, 20, off)
+    assert not any(each["on"] for each in token["neighbours"])
+    assert explorer.passage(place)["models"] == plain  # nothing stays switched off
+
+
+def test_what_is_switched_off_makes_room_for_the_next(explorer, place):
+    before = explorer.token(place, 20)["neighbours"]
+    after = explorer.token(place, 20, Switches(frozenset({before[0]["id"]})))["neighbours"]
+    assert [each["on"] for each in after] == [False] + [True] * 15
+    assert after[0]["weights"]["spalm"] == 0
+    assert before[4]["weights"]["spalm"] == 0 < after[4]["weights"]["spalm"]
+    gone = before[0]["document"]
+    by_document = explorer.token(place, 20, Switches(documents=frozenset({gone})))["neighbours"]
+    assert all(each["on"] == (each["document"] != gone) for each in by_document)
+
+
+def test_a_text_of_ones_own_finds_its_true_neighbours(explorer, finished):
+    train = finished.corpus.split("train")
+    text = finished.corpus.tokeniser.decode(train.tokens[: int(train.ends[0])].tolist())
+    found = explorer.passage(text)
+    assert found["tokens"][:3] == [finished.corpus.tokeniser.decode([int(token)]) for token in train.tokens[:3]]
+    # The beginning of the training text, read from its beginning: it is in the memory, and finds itself.
+    first = [explorer.token(text, position)["neighbours"][0] for position in (0, 9, 100)]
+    assert [each["offset"] for each in first] == [0, 9, 100]
+    assert max(each["distance"] for each in first) < 1e-3
+    entries = finished.memory.entries()
+    keys = entries.keys(0, len(entries)).astype(np.float32)
+    true = np.sort(((keys - keys[100]) ** 2).sum(1))[:16]
+    shown = [each["distance"] for each in explorer.token(text, 100)["neighbours"]]
+    np.testing.assert_allclose(shown, true, rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("passage", "problem"),
+    [
+        ("", "the text has 0 tokens; give 1 to 2,000"),
+        ("ka1 " * 2001, "the text has 2,001 tokens"),
+        (Picked("test", "../../etc/passwd"), "test has no document '../../etc/passwd'"),
+        (Picked("test", "NAME", 10**9), "offset 1000000000"),
+        (Picked("test", "NAME", 0, 2001), "length 2001"),
+    ],
+)
+def test_what_cannot_be_read_is_refused(explorer, finished, passage, problem):
+    if isinstance(passage, Picked) and passage.document == "NAME":
+        passage = Picked(passage.split, finished.corpus.split("test").names[0], passage.offset, passage.length)
+    with pytest.raises(InputError, match=problem.replace("(", r"\(")):
+        explorer.passage(passage)

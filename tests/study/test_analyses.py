@@ -1,0 +1,256 @@
+"""Every analysis against numbers counted one by one, the pictures against the tables, and the files against both."""
+
+import csv
+import json
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from facts import SCRIPT
+from spalm.errors import InputError
+from spalm.learning import Hardware
+from spalm.study import ANALYSES, Asked, analyses, ask, available, vary_neighbours, write_report
+from spalm.study.by_neighbours import Varied, by_neighbours
+from spalm.study.drawing import inline
+from spalm.study.passage import shown
+
+SPLIT = "test"
+
+
+@pytest.fixture(scope="module")
+def asked(finished) -> Asked:
+    return Asked(finished, SPLIT)
+
+
+@pytest.fixture(scope="module")
+def text(finished):
+    return finished.corpus.split(SPLIT)
+
+
+@pytest.fixture(scope="module")
+def log_probabilities(finished) -> dict[str, list[float]]:
+    """Straight from the files."""
+    folders = {row["model"]: finished.directory / row["evaluation"] for row in finished.rows}
+    return {
+        model: np.fromfile(folder / f"{SPLIT}.log_probabilities", "<f4").tolist() for model, folder in folders.items()
+    }
+
+
+def times_in_training(finished) -> dict[int, int]:
+    counts: dict[int, int] = {}
+    for token in finished.corpus.split("train").tokens.tolist():
+        counts[token] = counts.get(token, 0) + 1
+    return counts
+
+
+def bin_of(count: int) -> str:
+    if count == 0:
+        return "never"
+    low = 10 ** (len(str(count)) - 1)
+    return f"{low:,} to {10 * low - 1:,}"
+
+
+def test_gains_and_losses_are_those_counted_one_by_one(asked, finished, text, log_probabilities):
+    expected: dict[str, list[int]] = {}
+    counts = times_in_training(finished)
+    for position, token in enumerate(text.tokens.tolist()):
+        plain, short, long = (
+            math.exp(log_probabilities[model][position]) for model in ("transformer", "transformer-xl", "spalm")
+        )
+        kinds = [
+            short - plain >= 0.1,
+            plain - short >= 0.1,
+            long - short >= 0.1,
+            short - long >= 0.1,
+            short - plain >= 0.1 and long - plain >= 0.1,
+        ]
+        for name in (bin_of(counts.get(token, 0)), "all"):
+            row = expected.setdefault(name, [0] * 6)
+            for number, value in enumerate([True, *kinds]):
+                row[number] += value
+    found = ANALYSES["outputs"](asked)
+    rows = {row[0]: row[1:] for row in found.tables["counts"].rows if row[1]}
+    assert rows == expected
+    assert rows["all"][3] > rows["all"][4] > 0  # more tokens gain from the memory than lose, and some do lose
+    # Bars: short-term gains, short-term losses, long-term gains, long-term losses, each by frequency.
+    heights = [bar.get_height() for bar in found.picture().axes[0].patches]
+    bins = [row for row in found.tables["counts"].rows[:-1] if row[1]]
+    assert heights == pytest.approx(
+        [sign * 100 * row[2 + kind] / row[1] for kind, sign in enumerate((1, -1, 1, -1)) for row in bins]
+    )
+
+
+def test_tokens_that_gain_are_listed_with_their_counts(asked, finished, text, log_probabilities):
+    found = ANALYSES["outputs"](asked).tables["gainers"].rows
+    decode = finished.corpus.tokeniser.decode
+    token, positions, gains, losses, nats = found[0]
+    here = [i for i, each in enumerate(text.tokens.tolist()) if shown(decode([each])) == token]
+    raised = [math.exp(log_probabilities["spalm"][i]) - math.exp(log_probabilities["transformer-xl"][i]) for i in here]
+    assert positions == len(here)
+    assert gains == sum(each >= 0.1 for each in raised)
+    assert losses == sum(each <= -0.1 for each in raised)
+    assert nats == pytest.approx(
+        sum(log_probabilities["spalm"][i] - log_probabilities["transformer-xl"][i] for i in here), rel=1e-4
+    )
+
+
+@pytest.mark.parametrize("name", ["position", "frequency"])
+def test_perplexity_by_part_is_that_of_the_tokens_in_it(name, asked, finished, text, log_probabilities):
+    counts = times_in_training(finished)
+    parts: dict[str, list[int]] = {}
+    before = 0
+    for position, token in enumerate(text.tokens.tolist()):
+        before = 0 if position in text.ends.tolist() else before
+        if name == "frequency":
+            part = bin_of(counts.get(token, 0))
+        else:
+            low = 0 if before < 64 else 2 ** (before.bit_length() - 1)
+            part = f"{low:,} to {max(63, 2 * low - 1):,}"
+        parts.setdefault(part, []).append(position)
+        before += 1
+    found = ANALYSES[name](asked)
+    models = found.tables["parts"].columns[2:]
+    assert {row[0]: row[1] for row in found.tables["parts"].rows} == {part: len(rows) for part, rows in parts.items()}
+    for part, _, *values in found.tables["parts"].rows:
+        for model, value in zip(models, values):
+            mean = sum(log_probabilities[model][i] for i in parts[part]) / len(parts[part])
+            assert value == pytest.approx(math.exp(-mean), rel=1e-5)
+    lines = found.picture().axes[0].get_lines()
+    assert [list(line.get_ydata()) for line in lines] == [
+        [row[2 + number] for row in found.tables["parts"].rows] for number in range(len(models))
+    ]
+
+
+def test_the_gates_histogram_and_heatmap_are_the_gates(asked, finished):
+    gates = finished.records("spalm").of(SPLIT, "gate").astype(np.float32)
+    assert gates.shape == (len(finished.corpus.split(SPLIT)), 32)
+    histogram = ANALYSES["gates"](asked)
+    counts = [0] * 40
+    for value in gates.reshape(-1).tolist():
+        counts[min(39, int(np.searchsorted(np.linspace(0, 1, 41), value, side="right")) - 1)] += 1
+    assert [row[2] for row in histogram.tables["histogram"].rows] == counts
+    assert histogram.data["mean"] == pytest.approx(gates.mean(), abs=1e-5)
+    bars = [bar.get_height() for bar in histogram.picture().axes[0].patches]
+    assert bars == pytest.approx([100 * count / gates.size for count in counts])
+    heatmap = ANALYSES["heatmap"](Asked(finished, SPLIT, passage=np.arange(7, 18)))
+    np.testing.assert_allclose(heatmap.data["gates"], gates[7:18][:, heatmap.data["dimensions"]], atol=1e-4)
+    assert [row[1] for row in heatmap.tables["tokens"].rows] == pytest.approx(gates[7:18].mean(1).tolist(), abs=1e-4)
+    drawn = heatmap.picture().axes[0].images[0].get_array()
+    np.testing.assert_allclose(drawn, heatmap.data["gates"], atol=1e-4)
+
+
+def test_matches_by_rank_are_those_of_the_table(asked, finished):
+    entries, rows = finished.memory.entries(), ANALYSES["matches"](asked).tables["ranks"].rows
+    for column, split in enumerate(("train", "dev", "test"), start=1):
+        stream, ids = finished.corpus.split(split), finished.neighbours.array(f"{split}.ids")
+        values = entries.tokens(0, len(entries))
+        for rank in range(ids.shape[1]):
+            hits = [values[id] == target for id, target in zip(ids[:, rank], stream.tokens) if id >= 0]
+            assert rows[rank][column] == pytest.approx(sum(hits) / len(hits))
+    assert rows[4][1] is None  # four neighbours of training positions, sixteen of the others
+    assert rows[0][2] == pytest.approx(finished.neighbours.facts["splits"]["dev"]["first_match"])
+
+
+def test_every_pair_of_models_is_tested(asked, finished, log_probabilities):
+    rows = ANALYSES["significance"](asked).tables["pairs"].rows
+    assert len(rows) == 15
+    for one, other, gain, p in rows:
+        a, b = np.array(log_probabilities[one], np.float64), np.array(log_probabilities[other], np.float64)
+        assert gain == pytest.approx((b - a).mean())
+        assert p == pytest.approx(stats.wilcoxon(a, b, method="asymptotic").pvalue)
+    own = {row[1]: row[3] for row in rows if row[0] == "transformer-xl"}
+    assert own["spalm"] == pytest.approx(finished.row("spalm")["p_against_transformer_xl"])
+
+
+def test_strips_show_what_the_records_hold(finished, text):
+    rows = np.arange(5, 45)
+    found = ANALYSES["strips"](Asked(finished, SPLIT, passage=rows))
+    decode, entries = finished.corpus.tokeniser.decode, finished.memory.entries()
+    ids = finished.records("spalm").of(SPLIT, "neighbours")
+    for row, line, hits in zip(rows, found.tables["tokens"].rows, found.data["hits"]):
+        tokens = [int(entries.tokens(int(id), int(id) + 1)[0]) for id in ids[row]]  # ids are rows: nothing is forgotten
+        assert line == [shown(decode([token])) for token in (text.tokens[row], *tokens)]
+        assert hits == [token == text.tokens[row] for token in tokens]
+    drawn = [text.get_text() for text in found.picture().axes[0].texts]
+    assert sorted(drawn) == sorted(cell for line in found.tables["tokens"].rows for cell in line)
+
+
+def test_ablation_is_what_the_results_say(asked, finished):
+    rows = {row[0]: row for row in ANALYSES["ablation"](asked).tables["models"].rows}
+    for model, row in rows.items():
+        assert row[1] == pytest.approx(finished.row(model)["test"])
+    assert rows["transformer"][2] is None
+    assert rows["knn-lm"][2] == pytest.approx(finished.row("transformer-xl")["test"])
+    alone = finished.records("spalm").of(SPLIT, "without_memory")
+    assert rows["spalm"][2] == pytest.approx(math.exp(-float(np.mean(alone, dtype=np.float64))))
+
+
+def test_neighbours_are_varied_at_test_and_by_training_anew(finished):
+    assert "neighbours" not in available(finished)
+    one_thread = Hardware("cpu", 1)
+    vary_neighbours(finished, (0, 2), False, one_thread)
+    vary_neighbours(finished, (5,), True, one_thread)  # more than the run's table holds for training positions
+    assert "neighbours" in available(finished)
+    rows = {row[0]: row[1:3] for row in by_neighbours(Asked(finished, SPLIT)).tables["counts"].rows}
+    own = finished.row("spalm")["test"]
+    assert rows[4] == [pytest.approx(own), pytest.approx(own)]
+    assert rows[0] == [None, pytest.approx(finished.row("spalm")["without_long_term_memory"]["test"], rel=1e-4)]
+    assert rows[2][0] is None
+    assert own < rows[2][1] < rows[0][1]
+    assert rows[5][1] is None
+    assert rows[5][0] == pytest.approx(own, rel=0.2)
+    retrained = json.loads((finished.directory / "by-neighbours" / "retrained-5" / "manifest.json").read_text())
+    assert retrained["settings"]["spalm"]["gate"]["neighbours"] == 5
+    assert Varied(5, True).folder(finished).exists()
+
+
+def test_files_hold_what_the_tables_show_and_are_the_same_again(asked, tmp_path):
+    for name in ("outputs", "gates"):
+        found = ANALYSES[name](asked)
+        for folder in ("a", "b"):
+            found.write(tmp_path / folder)
+        whole = json.loads((tmp_path / "a" / f"{name}.json").read_text())
+        for table, content in found.tables.items():
+            assert whole["tables"][table]["rows"] == content.rows
+            file = f"{name}.csv" if len(found.tables) == 1 else f"{name}-{table}.csv"
+            columns, *rows = csv.reader((tmp_path / "a" / file).open(newline=""))
+            assert columns == content.columns
+            assert rows == [[str(cell) for cell in row] for row in content.rows]
+        assert (tmp_path / "a" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+    for path in (tmp_path / "a").iterdir():
+        assert path.read_bytes() == (tmp_path / "b" / path.name).read_bytes(), path.name
+
+
+def test_the_report_is_one_page_in_which_text_stays_text(finished, tmp_path):
+    page = write_report(finished, tmp_path).read_text()
+    assert SCRIPT not in page
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page
+    assert "<img" not in page
+    assert "<title>facts &lt;b&gt;" in page
+    for outside in (' src="http', ' href="http', "@import", "<script", "url(http"):
+        assert outside not in page
+    for row in finished.rows:
+        assert f"{row['test']:.2f}" in page
+    for name in available(finished):
+        assert f'id="{name}"' in page
+        assert (tmp_path / f"{name}.svg").exists()
+    assert finished.trained("spalm").digest in page
+    identifiers = [part.split('"')[0] for part in page.split(' id="')[1:]]
+    assert len(identifiers) == len(set(identifiers))
+
+
+def test_pictures_in_a_page_take_its_colour(asked):
+    svg = inline(ANALYSES["gates"](asked).picture(), 'a "label" <&>', "gates")
+    assert "currentColor" in svg
+    assert "#1a2b3c" not in svg
+    assert 'aria-label="a &quot;label&quot; &lt;&amp;&gt;"' in svg
+
+
+def test_what_cannot_be_shown_is_refused(finished):
+    with pytest.raises(InputError, match="no analysis 'gate'; take of strips, outputs"):
+        analyses(["gate"])
+    with pytest.raises(InputError, match="test has 2,250 tokens"):
+        ask(finished, "test", "spalm", 2250, 10)
+    assert ask(finished, "dev", "spalm", 2245, 10).passage.tolist() == list(range(2245, 2250))
