@@ -1,4 +1,4 @@
-# make demo    set up, then train and compare the models on the standard library of this Python
+# make demo    set up, then train and compare the models on the standard library of this Python, and write a report
 # make test    set up, then lint and run the tests
 # make bench   run every benchmark; each writes runs/bench/NAME.json
 
@@ -20,6 +20,8 @@ $(READY): pyproject.toml constraints.txt
 
 demo: $(READY)
 	$(BIN)/spalm run demo --out runs/demo
+	$(BIN)/spalm report runs/demo
+	@echo "look into the memory: $(BIN)/spalm explore runs/demo"
 
 lint: $(READY)
 	$(BIN)/ruff check
