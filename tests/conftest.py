@@ -10,8 +10,10 @@ from rich.console import Console
 
 from facts import make_run, write_texts
 from spalm.corpus import Corpus, CorpusSettings, build_corpus
+from spalm.learning import Hardware
 from spalm.recipe import Run
 from spalm.semiparametric import FinishedRun
+from spalm.serving import Explorer, open_explorer
 
 WORDS = ["the", "cat", "sat", "on", "a", "mat", "while", "one", "old", "dog", "slept", "near", "my", "fire"]
 
@@ -72,3 +74,8 @@ def finished(facts_run) -> FinishedRun:
     """The same, carried out to its end."""
     facts_run.everything(Console(quiet=True))
     return FinishedRun(facts_run.directory)
+
+
+@pytest.fixture(scope="session")
+def explorer(finished) -> Explorer:
+    return open_explorer(finished, Hardware("cpu", 1))

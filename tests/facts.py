@@ -24,11 +24,13 @@ def write_texts(folder: Path) -> None:
     random = np.random.default_rng(0)
     facts = random.integers(0, len(NAMES), (FACTS, 3))
     for name, documents in (("train", 24), ("valid", 3), ("test", 3)):
-        lines = [
-            {"id": f"{name}-{i}<img src=x onerror=alert(2)>", "text": _text(random, facts, 150)}
-            for i in range(documents)
-        ]
+        lines = [{"id": _name(name, i), "text": _text(random, facts, 150)} for i in range(documents)]
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def _name(split: str, number: int) -> str:
+    """Names need not be harmless, nor differ: the last two of a split are namesakes."""
+    return f"{split}-{min(number, 22 if split == 'train' else 1)}<img src=x onerror=alert(2)>"
 
 
 def make_run(texts: Path, out: Path) -> Run:

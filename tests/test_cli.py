@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,7 @@ def test_a_whole_run_then_nothing_to_do_then_one_change(recipe, tmp_path):
     assert again.stderr.count("finished before, unchanged") == 16
     assert again.stderr.count("remembered before, unchanged") == 1
     assert "train " not in again.stderr
+    _look_at(out)
     # Only what depends on the change is made again.
     changed = spalm("run", recipe, "training.memory_length=16", "--out", out)
     assert changed.returncode == 0
@@ -78,6 +80,38 @@ def test_a_whole_run_then_nothing_to_do_then_one_change(recipe, tmp_path):
     assert spalm("verify", out / "transformer").returncode == 0
     shown = spalm("show", out / "transformer")
     assert json.loads(shown.stdout)["kind"] == "language model"
+
+
+def _look_at(run: Path) -> None:
+    """What is made from a finished run, and one line for what cannot be."""
+    found = spalm("study", run, "gates", "outputs", "--split", "dev")
+    assert found.returncode == 0, found.stderr
+    assert "long-term gains" in found.stdout
+    written = {path.name for path in (run / "study" / "dev").iterdir()}
+    assert written >= {"gates.svg", "gates.json", "outputs-counts.csv"}
+    assert spalm("vary", run, "--count", 1).returncode == 0
+    assert "at test" in spalm("study", run, "neighbours").stdout
+    reported = spalm("report", run)
+    assert reported.returncode == 0, reported.stderr
+    assert (run / "report" / "report.html").resolve().as_uri() in reported.stderr
+    assert "there is no analysis 'gate'" in refused("study", run, "gate")
+    assert "no finished run" in refused("report", run / "corpus")
+    assert "no finished run" in refused("explore", run.parent)
+
+
+def test_the_explorer_is_served_until_it_is_stopped(finished):
+    command = [*SPALM, "explore", str(finished.directory), "--port", "0"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
+        said = ""
+        while "the explorer is at" not in said:
+            line = server.stderr.readline()
+            assert line, said
+            said += line
+        address = said.split("the explorer is at ")[1].split(" ")[0]
+        with urllib.request.urlopen(f"{address}api/about") as answer:
+            assert json.load(answer)["memory"]["entries"] == 18_000
+        server.send_signal(signal.SIGINT)
+        server.wait(20)
 
 
 def test_a_memory_grows_forgets_and_refuses(recipe, tmp_path):

@@ -22,7 +22,7 @@ from spalm.neighbours import Kind, make_searcher, parse_size, workers
 from spalm.recipe import MODELS, ROWS, ModelName, Recipe, RowName, Run, read_recipe
 from spalm.semiparametric import FinishedRun, HeldOut
 from spalm.settings import described
-from spalm.study import ANALYSES, COUNTS, analyses, ask, available, print_results, vary_neighbours, write_report
+from spalm.study import ANALYSES, COUNTS, asked_for, available, print_results, study, vary_neighbours, write_report
 
 app = typer.Typer(
     help="Language models with a short-term and a long-term memory.",
@@ -192,28 +192,27 @@ def run(
     Run(_recipe(recipe, settings, bf16), out, hardware, tensorboard, restart, _bytes(ram)).everything(Console())
 
 
-@app.command()
-def study(
+@app.command(name="study")
+def study_(
     directory: RunArgument,
     names: Annotated[
         list[str] | None, typer.Argument(metavar="[NAME]...", help=f"Of {', '.join(ANALYSES)}; default: all.")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder for JSON, CSV, PNG and SVG; default: DIR/study.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for JSON, CSV, PNG and SVG; default: DIR/study/SPLIT.")
+    ] = None,
     split: Annotated[HeldOut, typer.Option(help="dev or test.")] = "test",
     model: Annotated[RowName, typer.Option(help="Whose gains over transformer-xl `outputs` counts.")] = "spalm",
     first: Annotated[
         int | None, typer.Option(help="First token of the passage to show; default: where memory helped most.", min=0)
     ] = None,
-    length: Annotated[int, typer.Option(help="Tokens of the passage.", min=1, max=400)] = 48,
+    length: Annotated[int | None, typer.Option(help="Tokens of the passage.", min=1, max=400)] = None,
 ) -> None:
     """Analyse a finished run: a table, its data, and a picture for each analysis."""
     run = FinishedRun(directory)
-    asked = ask(run, split, model, first, length)
-    for each in analyses(names or available(run)):
-        found = each(asked)
-        found.print(Console())
-        found.write(out or directory / "study")
-    say(f"data and pictures are in {out or directory / 'study'}")
+    where = out or directory / "study" / split
+    study(asked_for(run, split, model, first, length), names or available(run), where, Console())
+    say(f"data and pictures are in {where}")
 
 
 @app.command(name="vary")
@@ -231,10 +230,10 @@ def vary_(
 @app.command()
 def report(
     directory: RunArgument,
-    out: Annotated[Path | None, typer.Option(help="Folder for the page; default: DIR/study.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the page; default: DIR/report.")] = None,
 ) -> None:
     """Write a finished run as one HTML page that needs nothing else: results, figures, passages, settings."""
-    say(f"open {write_report(FinishedRun(directory), out or directory / 'study').resolve().as_uri()}")
+    say(f"open {write_report(FinishedRun(directory), out or directory / 'report').resolve().as_uri()}")
 
 
 @app.command()

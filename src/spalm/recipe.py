@@ -271,6 +271,6 @@ class Run:
     def _show_passage(self, console: Console, length: int = 16) -> None:
         memory_length = self.recipe.test_memories("spalm")[0]
         spalm, reference = (self.records(name, memory_length) for name in ("spalm", "transformer-xl"))
-        rows = where_memory_helped(spalm, reference, "test", length)
+        rows = where_memory_helped(self.corpus.split("test"), spalm, reference, "test", length)
         console.print("Where the long-term memory helped most in test; retrieved tokens that came are in green.")
         print_passage(self.corpus, "test", rows, spalm, reference, self.memory.entries(), console)

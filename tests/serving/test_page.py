@@ -18,6 +18,7 @@ BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "
 pytestmark = pytest.mark.skipif(
     BROWSER is None, reason="no Chromium on this machine: the page is not tried in a browser"
 )
+QUIET = "() => !document.body.hasAttribute('aria-busy')"
 SENTENCE = "ka1 lo3 . mi2 nu4 ka7 ."
 
 
@@ -71,8 +72,8 @@ def read(page, text: str) -> None:
     page.fill("#text", text)
     with page.expect_response("**/api/passage"):
         page.click("#own button")
-    page.wait_for_function("document.getElementById('title').textContent === 'own text'")
-    page.wait_for_function("!document.body.hasAttribute('aria-busy')")
+    page.wait_for_function("() => document.getElementById('title').textContent === 'own text'")
+    page.wait_for_function(QUIET)
 
 
 def shown_probabilities(page, where: str) -> dict[str, str]:
@@ -119,7 +120,7 @@ def test_paste_hover_click_and_switch_a_neighbour_off(page, api):
 
     with page.expect_response("**/api/token"):
         page.click("#off button")
-    page.wait_for_function("!document.querySelector('.neighbour.is-off')")
+    page.wait_for_function("() => !document.querySelector('.neighbour.is-off')")
     assert same(shown_probabilities(page, "#chosen"), token["probability"])
 
 
@@ -127,7 +128,7 @@ def test_a_whole_document_is_switched_off(page, api):
     read(page, SENTENCE)
     page.click('.token[data-position="5"]')
     page.wait_for_selector(".neighbour")
-    document = api("token", text=SENTENCE, position=5)["neighbours"][0]["document"]
+    document = api("token", text=SENTENCE, position=5)["neighbours"][0]["document_number"]
     with page.expect_response("**/api/token"):
         page.locator(".neighbour button").first.click()
     page.wait_for_selector(".neighbour.is-off")
@@ -153,11 +154,61 @@ def test_it_can_be_used_from_the_keyboard(page):
     assert page.evaluate("document.activeElement.dataset.position") == "2"
     assert page.locator('.token[tabindex="0"]').count() == 1
     assert re.search(r"probability .*, gain ", page.evaluate("document.activeElement.getAttribute('aria-label')"))
+    page.keyboard.press("End")
+    page.wait_for_selector("#tip:not([hidden])")
+    page.keyboard.press("Home")
+    for _ in range(2):
+        page.keyboard.press("ArrowRight")
     page.keyboard.press("Enter")
     page.wait_for_selector(".neighbour")
     assert "at 2" in page.locator("#chosen h2").inner_text()
     fields = "[...document.querySelectorAll('input, select, textarea')]"
     assert page.evaluate(f"{fields}.filter((each) => !each.labels.length && !each.ariaLabel).length") == 0
+
+
+def test_the_keyboard_stays_where_it_is(page):
+    """Whatever is shown anew, the focus is on the same thing as before."""
+    page.fill("#text", SENTENCE)
+    page.locator("#own button").focus()
+    page.keyboard.press("Enter")
+    page.wait_for_function("() => document.getElementById('title').textContent === 'own text'")
+    page.wait_for_function(QUIET)
+    assert page.evaluate("document.activeElement.textContent") == "Read this text"
+    page.click('.token[data-position="5"]')
+    page.wait_for_selector(".neighbour")
+    for wanted in ("input[type=checkbox]", "button"):
+        page.locator(f".neighbour {wanted}").first.focus()
+        kept = page.evaluate("document.activeElement.dataset.keep")
+        with page.expect_response("**/api/token"):
+            page.keyboard.press("Space")
+        page.wait_for_function(QUIET)
+        assert page.evaluate("document.activeElement.dataset.keep") == kept
+    assert "off" in page.locator("#status").inner_text()
+    page.locator("#off button").focus()
+    with page.expect_response("**/api/token"):
+        page.keyboard.press("Enter")
+    assert page.evaluate("document.activeElement.dataset.position") == "5"
+
+
+def test_a_late_answer_does_not_overtake(page):
+    """Two tokens are clicked, and the first answer comes last: what is shown is the second."""
+    read(page, SENTENCE)
+    held = []
+    page.route("**/api/token", lambda route: held.append(route) if not held else route.continue_())
+    page.click('.token[data-position="1"]')
+    page.click('.token[data-position="4"]')
+    page.wait_for_selector(".neighbour")
+    held[0].continue_()
+    page.wait_for_function(QUIET)
+    assert "at 4" in page.locator("#chosen h2").inner_text()
+    assert page.locator(".token[aria-selected=true]").get_attribute("data-position") == "4"
+
+
+def test_what_is_hidden_is_not_there(page):
+    assert page.locator("#against-label").is_visible()
+    page.check("input[value=surprise]")
+    assert not page.locator("#against-label").is_visible()
+    assert not page.locator("#off").is_visible()
 
 
 def test_two_models_side_by_side_and_every_colour(page):

@@ -3,18 +3,21 @@
 import csv
 import json
 import math
+import shutil
 
 import numpy as np
 import pytest
+from rich.console import Console
 from scipy import stats
 
 from facts import SCRIPT
+from spalm.corpus import shown
 from spalm.errors import InputError
 from spalm.learning import Hardware
-from spalm.study import ANALYSES, Asked, analyses, ask, available, vary_neighbours, write_report
+from spalm.semiparametric import FinishedRun
+from spalm.study import ANALYSES, Asked, asked_for, available, passage_of, study, vary_neighbours, write_report
 from spalm.study.by_neighbours import Varied, by_neighbours
-from spalm.study.drawing import inline
-from spalm.study.passage import shown
+from spalm.study.drawing import drawn, inline, write_text
 
 SPLIT = "test"
 
@@ -84,9 +87,9 @@ def test_gains_and_losses_are_those_counted_one_by_one(asked, finished, text, lo
 
 def test_tokens_that_gain_are_listed_with_their_counts(asked, finished, text, log_probabilities):
     found = ANALYSES["outputs"](asked).tables["gainers"].rows
-    decode = finished.corpus.tokeniser.decode
+    tokeniser = finished.corpus.tokeniser
     token, positions, gains, losses, nats = found[0]
-    here = [i for i, each in enumerate(text.tokens.tolist()) if shown(decode([each])) == token]
+    here = [i for i, each in enumerate(text.tokens.tolist()) if shown(tokeniser, each) == token]
     raised = [math.exp(log_probabilities["spalm"][i]) - math.exp(log_probabilities["transformer-xl"][i]) for i in here]
     assert positions == len(here)
     assert gains == sum(each >= 0.1 for each in raised)
@@ -167,11 +170,11 @@ def test_every_pair_of_models_is_tested(asked, finished, log_probabilities):
 def test_strips_show_what_the_records_hold(finished, text):
     rows = np.arange(5, 45)
     found = ANALYSES["strips"](Asked(finished, SPLIT, passage=rows))
-    decode, entries = finished.corpus.tokeniser.decode, finished.memory.entries()
+    tokeniser, entries = finished.corpus.tokeniser, finished.memory.entries()
     ids = finished.records("spalm").of(SPLIT, "neighbours")
     for row, line, hits in zip(rows, found.tables["tokens"].rows, found.data["hits"]):
         tokens = [int(entries.tokens(int(id), int(id) + 1)[0]) for id in ids[row]]  # ids are rows: nothing is forgotten
-        assert line == [shown(decode([token])) for token in (text.tokens[row], *tokens)]
+        assert line == [shown(tokeniser, int(token)) for token in (text.tokens[row], *tokens)]
         assert hits == [token == text.tokens[row] for token in tokens]
     drawn = [text.get_text() for text in found.picture().axes[0].texts]
     assert sorted(drawn) == sorted(cell for line in found.tables["tokens"].rows for cell in line)
@@ -190,7 +193,7 @@ def test_ablation_is_what_the_results_say(asked, finished):
 def test_neighbours_are_varied_at_test_and_by_training_anew(finished):
     assert "neighbours" not in available(finished)
     one_thread = Hardware("cpu", 1)
-    vary_neighbours(finished, (0, 2), False, one_thread)
+    vary_neighbours(finished, (0, 2, 17), False, one_thread)  # 17: more than the run's table holds
     vary_neighbours(finished, (5,), True, one_thread)  # more than the run's table holds for training positions
     assert "neighbours" in available(finished)
     rows = {row[0]: row[1:3] for row in by_neighbours(Asked(finished, SPLIT)).tables["counts"].rows}
@@ -203,7 +206,11 @@ def test_neighbours_are_varied_at_test_and_by_training_anew(finished):
     assert rows[5][0] == pytest.approx(own, rel=0.2)
     retrained = json.loads((finished.directory / "by-neighbours" / "retrained-5" / "manifest.json").read_text())
     assert retrained["settings"]["spalm"]["gate"]["neighbours"] == 5
-    assert Varied(5, True).folder(finished).exists()
+    assert Varied(5, True).records(finished).exists()
+    assert rows[17][1] == pytest.approx(own, rel=0.5)
+    assert rows[17][1] not in (rows[4][1], rows[2][1])
+    ticks = by_neighbours(Asked(finished, SPLIT)).picture().axes[0].get_xticks().tolist()
+    assert ticks == list(range(len(rows)))
 
 
 def test_files_hold_what_the_tables_show_and_are_the_same_again(asked, tmp_path):
@@ -248,9 +255,87 @@ def test_pictures_in_a_page_take_its_colour(asked):
     assert 'aria-label="a &quot;label&quot; &lt;&amp;&gt;"' in svg
 
 
-def test_what_cannot_be_shown_is_refused(finished):
+def test_what_cannot_be_shown_is_refused(finished, tmp_path):
     with pytest.raises(InputError, match="no analysis 'gate'; take of strips, outputs"):
-        analyses(["gate"])
+        study(Asked(finished), ["gates", "gate"], tmp_path, Console(quiet=True))
+    assert not list(tmp_path.iterdir())
     with pytest.raises(InputError, match="test has 2,250 tokens"):
-        ask(finished, "test", "spalm", 2250, 10)
-    assert ask(finished, "dev", "spalm", 2245, 10).passage.tolist() == list(range(2245, 2250))
+        asked_for(finished, "test", "spalm", 2250, 10)
+    with pytest.raises(InputError, match="--model transformer-xl: it has no long-term memory; take one of knn-lm"):
+        asked_for(finished, "test", "transformer-xl")
+
+
+def test_a_passage_ends_with_its_document(finished):
+    assert asked_for(finished, "dev", "spalm", 745, 10).passage.tolist() == list(range(745, 750))
+    for length in (10, 300, 10_000):
+        rows = passage_of(finished, SPLIT, length)
+        documents = finished.corpus.split(SPLIT).documents_of(rows)
+        assert len(rows) <= min(length, 750)
+        assert len(set(documents.tolist())) == 1
+
+
+def test_curves_are_the_logs(asked, finished):
+    found = ANALYSES["curves"](asked)
+    for model in ("transformer", "transformer-xl", "spalm"):
+        lines = map(json.loads, (finished.directory / model / "metrics.jsonl").read_text().splitlines())
+        dev = [[line["step"], line["dev_loss"]] for line in lines if "dev_loss" in line]
+        assert [row[1:] for row in found.tables["dev"].rows if row[0] == model] == dev
+    drawn = {tuple(map(tuple, line.get_xydata().tolist())) for line in found.picture().axes[0].get_lines()}
+    for series in found.data["points"].values():
+        assert {tuple(map(tuple, series["train"])), tuple(map(tuple, series["dev"]))} <= drawn
+
+
+@pytest.mark.parametrize("name", ["matches", "significance", "ablation"])
+def test_pictures_show_the_numbers_of_their_tables(asked, name):
+    found = ANALYSES[name](asked)
+    (table,) = found.tables.values()
+    drawn = found.picture().axes[0]
+    if name == "matches":
+        lines = {line.get_label(): line.get_ydata().tolist() for line in drawn.get_lines()}
+        for column, split in enumerate(("train", "dev", "test"), start=1):
+            assert lines[split] == pytest.approx([100 * row[column] for row in table.rows if row[column] is not None])
+    elif name == "significance":
+        models = asked.run.models
+        gains = drawn.images[0].get_array()
+        for one, other, gain, _ in table.rows:
+            assert gains[models.index(one), models.index(other)] == pytest.approx(gain)
+    else:
+        heights = [bar.get_height() for bar in drawn.patches]
+        assert heights[: len(table.rows)] == pytest.approx([row[1] for row in table.rows])
+        assert heights[len(table.rows) + 2 :] == pytest.approx([row[2] for row in table.rows[2:]])
+
+
+def test_text_in_a_picture_stays_as_it_is():
+    """What looks like the picture's own names and colours, or like mathematics, in a token."""
+    odd = 'id="x" href="#top" #1a2b3c url(#a) $b_1$ \x07'
+
+    def draw(axes):
+        write_text(axes, 0, 0, odd)
+
+    svg = inline(drawn(draw, 7, 4), "odd", "odd")
+    assert 'id="x" href="#top" #1a2b3c url(#a) $b_1$ \ufffd' in svg
+
+
+def test_forgotten_documents_are_not_shown(finished, tmp_path):
+    """After the run everything is forgotten: strips are empty, nothing matches, the report is written."""
+    copy = shutil.copytree(finished.directory, tmp_path / "run")
+    run = FinishedRun(copy)
+    run.memory.forget(sorted(set(run.memory.entries().documents_held.names)))
+    assert len(run.memory.entries()) == 0
+    strips = ANALYSES["strips"](Asked(run, SPLIT))
+    assert all(cell is None for line in strips.tables["tokens"].rows for cell in line[1:])
+    assert ANALYSES["matches"](Asked(run, SPLIT)).tables["ranks"].rows[0][1:] == [None, None, None]
+    assert write_report(run, tmp_path / "report").exists()
+
+
+def test_a_run_that_has_changed_is_refused(finished, tmp_path):
+    copy = shutil.copytree(finished.directory, tmp_path / "run")
+    rows = json.loads((copy / "results.json").read_text())
+    (copy / "results.json").write_text(json.dumps([{**row, "records": "0"} for row in rows]))
+    with pytest.raises(InputError, match=r"has changed since results.json was written; run the same `spalm run` again"):
+        FinishedRun(copy).records("spalm")
+    (copy / "results.json").write_text("[]")
+    with pytest.raises(InputError, match="is damaged or of another version"):
+        FinishedRun(copy)
+    with pytest.raises(InputError, match=r"holds no finished run \(no results.json\)"):
+        FinishedRun(tmp_path)

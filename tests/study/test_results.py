@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from spalm.corpus import TokenStream
 from spalm.study import print_results, where_memory_helped, wilcoxon
-from spalm.study.passage import shown
 
 
 def test_wilcoxon_by_hand():
@@ -35,13 +35,11 @@ class Kept:
 def test_the_passage_is_where_the_gain_is_largest():
     reference = Kept([-3.0] * 10)
     better = Kept([-3, -3, -1, -3, -2, -1, -2, -3, -3, -3])
-    np.testing.assert_array_equal(where_memory_helped(better, reference, "test", 3), [4, 5, 6])
-    np.testing.assert_array_equal(where_memory_helped(better, reference, "test", 99), np.arange(10))
-
-
-@pytest.mark.parametrize(("token", "seen"), [(" a", "·a"), ("\n", "↵"), ("\t", "→"), ("", "∅")])
-def test_blanks_are_made_visible(token, seen):
-    assert shown(token) == seen
+    one, two = (TokenStream(np.zeros(10, int), np.array(ends), list, 0) for ends in ([10], [5, 10]))
+    np.testing.assert_array_equal(where_memory_helped(one, better, reference, "test", 3), [4, 5, 6])
+    np.testing.assert_array_equal(where_memory_helped(one, better, reference, "test", 99), np.arange(10))
+    np.testing.assert_array_equal(where_memory_helped(two, better, reference, "test", 3), [2, 3, 4])
+    np.testing.assert_array_equal(where_memory_helped(two, better, reference, "test", 2), [5, 6])
 
 
 def test_the_table_says_what_it_shows():

@@ -3,6 +3,7 @@
 from spalm.corpus.build import CorpusSettings, build_corpus, tokenise_files
 from spalm.corpus.document import SPLITS, Document, Source, Split
 from spalm.corpus.download import OFFICIAL, download
+from spalm.corpus.legible import in_text, shown
 from spalm.corpus.segments import Batch, Streams
 from spalm.corpus.tokeniser import Tokeniser, TokeniserSettings
 from spalm.corpus.tokens import Corpus, TokenSplit, TokenStream
@@ -23,5 +24,7 @@ __all__ = [
     "TokeniserSettings",
     "build_corpus",
     "download",
+    "in_text",
+    "shown",
     "tokenise_files",
 ]

@@ -44,6 +44,10 @@ class Tokeniser(Protocol):
 
     def encode(self, pieces: Sequence[bytes]) -> list[np.ndarray]: ...
     def decode(self, ids: Iterable[int]) -> str: ...
+    def spell(self, id: int) -> str:
+        """One token; bytes that are no text by themselves in hexadecimal, so that they can be told apart."""
+        ...
+
     def to_json(self) -> dict[str, Any]: ...
 
 
@@ -60,6 +64,9 @@ class Bytes:
 
     def decode(self, ids: Iterable[int]) -> str:
         return bytes(ids).decode("utf-8", "replace")
+
+    def spell(self, id: int) -> str:
+        return _spelled(bytes([id]))
 
     def to_json(self) -> dict[str, Any]:
         return {"kind": "bytes"}
@@ -101,6 +108,9 @@ class Words:
         words = (self._words[index] for index in ids)
         return " ".join(words).replace(f" {END_OF_LINE}", "\n").replace(END_OF_LINE, "\n").replace("\n ", "\n")
 
+    def spell(self, id: int) -> str:
+        return self.decode([id])
+
     def to_json(self) -> dict[str, Any]:
         return {"kind": "words", "words": self._words}
 
@@ -140,8 +150,29 @@ class SubWords:
     def decode(self, ids: Iterable[int]) -> str:
         return self._bpe.decode(list(ids), skip_special_tokens=False)
 
+    def spell(self, id: int) -> str:
+        token = self._bpe.id_to_token(id)
+        return token if token == END_OF_DOCUMENT else _spelled(bytes(_LETTERS_TO_BYTES[letter] for letter in token))
+
     def to_json(self) -> dict[str, Any]:
         return {"kind": "bpe", "mark_documents": self._mark_documents, "bpe": json.loads(self._bpe.to_str())}
+
+
+def _spelled(content: bytes) -> str:
+    try:
+        return content.decode()
+    except UnicodeDecodeError:
+        return f"⟨{content.hex().upper()}⟩"
+
+
+def _letters_to_bytes() -> dict[str, int]:
+    """Byte-level BPE writes each byte as a letter: printable ones as themselves, the others from U+0100 on."""
+    itself = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in itself]
+    return {chr(byte): byte for byte in itself} | {chr(0x100 + number): byte for number, byte in enumerate(others)}
+
+
+_LETTERS_TO_BYTES = _letters_to_bytes()
 
 
 def from_json(content: dict[str, Any]) -> Tokeniser:

@@ -39,10 +39,19 @@ class TokenStream:
     def names(self) -> list[str]:
         return self._read_names()
 
+    @cached_property
+    def begins(self) -> np.ndarray:
+        """Where each document begins."""
+        return np.concatenate([np.zeros(1, np.int64), self.ends])[: len(self.ends)]
+
+    def documents_of(self, positions: np.ndarray) -> np.ndarray:
+        """The number of the document that holds each position."""
+        return np.searchsorted(self.ends, positions, side="right")
+
     def document_of(self, position: int) -> tuple[str, int]:
         """The name of the document that holds a position, and the position's offset in it, in tokens."""
-        index = int(np.searchsorted(self.ends, position, side="right"))
-        return self.names[index], position - (int(self.ends[index - 1]) if index else 0)
+        number = int(self.documents_of(np.array(position)))
+        return self.names[number], position - int(self.begins[number])
 
     def targets(self, positions: np.ndarray) -> np.ndarray:
         """x_{t+1}: the tokens to be predicted at `positions`."""

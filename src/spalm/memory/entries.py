@@ -122,6 +122,13 @@ class Entries:
     def take_tokens(self, rows: Int[np.ndarray, "*n"]) -> Int[np.ndarray, "*n"]:
         return self._take("tokens", rows)
 
+    def tokens_of(self, ids: Int[np.ndarray, "*n"]) -> Int[np.ndarray, "*n"]:
+        """The values of entries by their ids, NOT_THERE for those that are not alive."""
+        rows = self.rows(ids)
+        if not len(self):
+            return np.full(np.shape(ids), NOT_THERE)
+        return np.where(rows == NOT_THERE, NOT_THERE, self.take_tokens(rows.clip(0)))
+
     def _take(self, what: What, rows: np.ndarray) -> np.ndarray:
         run = np.searchsorted(self._ends, rows, side="right")
         shard, place = self._runs[run, 2], self._runs[run, 3] + rows - self._starts[run]

@@ -142,10 +142,9 @@ def _add_shard(
 
 
 def _publish(memory: Memory, batch: int, first_id: int, stream: TokenStream) -> None:
-    begins = np.concatenate([[0], stream.ends[:-1]]) if len(stream.ends) else stream.ends
     rows = [
         (batch, name, first_id + int(begin), int(end - begin))
-        for name, begin, end in zip(stream.names, begins, stream.ends)
+        for name, begin, end in zip(stream.names, stream.begins, stream.ends)
     ]
     with memory.catalogue.change() as connection:
         note_version(connection, f"remembered {len(rows)} document(s), {len(stream):,} entries")

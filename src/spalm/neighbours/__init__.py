@@ -7,7 +7,7 @@ from spalm.neighbours.exclusion import Exclusion
 from spalm.neighbours.index import Index, Kind
 from spalm.neighbours.kernels import NOTHING
 from spalm.neighbours.search import Searcher, make_searcher, open_searcher
-from spalm.neighbours.table import NeighbourTable
+from spalm.neighbours.table import NeighbourTable, without
 from spalm.neighbours.workers import workers
 
 __all__ = [
@@ -25,5 +25,6 @@ __all__ = [
     "half_of_the_machine",
     "nearest",
     "parse_size",
+    "without",
     "workers",
 ]

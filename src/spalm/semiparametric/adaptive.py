@@ -27,7 +27,7 @@ _TRUST = -1.0
 
 
 class AdaptiveSettings(Settings):
-    neighbours: int = Field(64, gt=0)
+    neighbours: int = Field(256, gt=0)
     """Retrieved tokens that it sees; not more than the table holds."""
     width: int = Field(64, gt=0)
     """Size of its two inner layers."""
@@ -108,11 +108,11 @@ class AdaptiveMixture(nn.Module):
         near = retrieved.distances[..., 0]
         self.usual_distance.fill_(near[torch.isfinite(near)].mean().clamp_min(1e-6))
         self.log_temperature.data.fill_(-2.0)
-        seen = self._seen(said, retrieved)
+        seen = self.seen(said, retrieved)
         self.mean.copy_(seen.mean(0))
         self.spread.copy_(seen.std(0, correction=0).clamp_min(1e-3))
 
-    def _seen(self, said: Said, retrieved: Retrieved) -> Float[Tensor, "n seen"]:
+    def seen(self, said: Said, retrieved: Retrieved) -> Float[Tensor, "n seen"]:
         """How the neighbours and the base look from outside."""
         tokens, there = retrieved.tokens, retrieved.there
         distances = (retrieved.distances / self.usual_distance).masked_fill(~there, 4.0).clamp_max(4.0)
@@ -135,9 +135,11 @@ class AdaptiveMixture(nn.Module):
             [distances[..., self.ranks], new.cumsum(-1)[..., self.ranks].float(), torch.stack(summary, -1)], dim=-1
         )
 
-    def forward(self, said: Said, retrieved: Retrieved) -> tuple[Float[Tensor, "n"], Float[Tensor, "n count"]]:
-        """The logit of lambda_t, and the neighbours' weights."""
-        seen = (self._seen(said, retrieved) - self.mean) / self.spread
+    def forward(
+        self, said: Said, retrieved: Retrieved, seen: Float[Tensor, "n seen"] | None = None
+    ) -> tuple[Float[Tensor, "n"], Float[Tensor, "n count"]]:
+        """The logit of lambda_t, and the neighbours' weights; `seen`, if it is at hand already."""
+        seen = ((self.seen(said, retrieved) if seen is None else seen) - self.mean) / self.spread
         hidden = self.hidden_dropout(self.hidden_norm(said.hidden.float()))
         weight, temperature, agreement = self.network(torch.cat([hidden, seen], -1)).unbind(-1)
         there = retrieved.there
@@ -148,9 +150,14 @@ class AdaptiveMixture(nn.Module):
         return weight.masked_fill(~there.any(-1), -torch.inf), weights
 
     def target_log_probabilities(
-        self, log_base: Float[Tensor, "n"], said: Said, retrieved: Retrieved, targets: Int[Tensor, "n"]
+        self,
+        log_base: Float[Tensor, "n"],
+        said: Said,
+        retrieved: Retrieved,
+        targets: Int[Tensor, "n"],
+        seen: Float[Tensor, "n seen"] | None = None,
     ) -> Float[Tensor, "n"]:
-        weight, weights = self(said, retrieved)
+        weight, weights = self(said, retrieved, seen)
         right = (weights * (retrieved.tokens == targets[..., None])).sum(-1)
         return _mixed(log_base, right, weight)
 
@@ -198,6 +205,8 @@ def learn_mixture(settings: AdaptiveSettings, lesson: Lesson) -> AdaptiveMixture
     order = torch.Generator().manual_seed(settings.seed)
     sample = lesson[torch.randperm(len(lesson), generator=order)[:16384]]
     mixture.learn_scales(sample.said, sample.retrieved)
+    parts = (lesson[rows] for rows in torch.arange(len(lesson)).split(settings.batch_size))
+    seen = torch.cat([mixture.seen(part.said, part.retrieved) for part in parts])  # the same in every pass
     optimiser = torch.optim.AdamW(
         mixture.parameters(), settings.learning_rate, weight_decay=settings.weight_decay, fused=True
     )
@@ -207,7 +216,8 @@ def learn_mixture(settings: AdaptiveSettings, lesson: Lesson) -> AdaptiveMixture
     for _ in range(settings.passes):
         for rows in torch.randperm(len(lesson), generator=order).split(settings.batch_size):
             part = lesson[rows]
-            loss = -mixture.target_log_probabilities(part.log_base, part.said, part.retrieved, part.targets).mean()
+            about = part.log_base, part.said, part.retrieved, part.targets
+            loss = -mixture.target_log_probabilities(*about, seen[rows]).mean()
             optimiser.zero_grad(set_to_none=True)
             loss.backward()
             nn.utils.clip_grad_norm_(mixture.parameters(), 1.0)

@@ -70,8 +70,8 @@ class WithMixture:
     mixture: AdaptiveMixture
 
     def combine(self, model: LanguageModel, hidden: Float[Tensor, "n width"], retrieved: Retrieved) -> Combined:
-        retrieved = retrieved.first(self.mixture.neighbours)
         base = self.inner.combine(model, hidden, retrieved).log_probabilities
+        retrieved = retrieved.first(self.mixture.neighbours)
         said = Said.of(hidden, base, retrieved)
         weight, weights = self.mixture(said, retrieved)
         mixed = self.mixture.log_probabilities(base, said, retrieved)

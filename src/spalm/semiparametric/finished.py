@@ -35,12 +35,15 @@ class FinishedRun:
             self.rows: list[dict[str, Any]] = read_json(self.directory / RESULTS)
             self.recipe: dict[str, Any] = yaml.safe_load((self.directory / RECIPE).read_text(encoding="utf-8"))
             self.title, self.unit = str(self.recipe["title"]), str(self.rows[0]["unit"])
+            lengths = [row["memory_length"] for row in self.rows if row["model"] == "transformer-xl"]
+            self.memory_length: int = min(lengths)
+            """Of the short-term memory, in what is shown: the shortest of the results."""
+            self._records = {row["evaluation"]: row["records"] for row in self.rows}
         except (ValueError, KeyError, IndexError, TypeError, yaml.YAMLError):
             raise InputError(
-                f"{self.directory}: {RESULTS} or {RECIPE} is damaged; run the same `spalm run` again"
+                f"{self.directory}: {RESULTS} or {RECIPE} is damaged or of another version; run the same `spalm run` "
+                "again"
             ) from None
-        self.memory_length: int = next(row["memory_length"] for row in self.rows if row["memory_length"])
-        """Of the short-term memory, in what is shown: the shorter one of the results."""
 
     @property
     def models(self) -> list[str]:
@@ -63,13 +66,18 @@ class FinishedRun:
         return (TrainedSpalm if name == "spalm" else TrainedModel)(self.directory / name)
 
     def row(self, model: str) -> dict[str, Any]:
-        """A model's row with the memory length of what is shown."""
-        return next(
-            row for row in self.rows if row["model"] == model and row["memory_length"] in (0, self.memory_length)
-        )
+        """A model's row with the memory length of what is shown; the transformer has only one."""
+        rows = {row["memory_length"]: row for row in self.rows if row["model"] == model}
+        return rows.get(self.memory_length) or next(iter(rows.values()))
 
     def records(self, model: str) -> Records:
-        return Records(self.directory / self.row(model)["evaluation"])
+        folder = self.row(model)["evaluation"]
+        found = Records(self.directory / folder)
+        if found.digest != self._records[folder]:
+            raise InputError(
+                f"{found.directory} has changed since {RESULTS} was written; run the same `spalm run` again"
+            )
+        return found
 
     def log_probabilities(self, model: str, split: Split) -> np.ndarray:
         """log p of every token of a split."""

@@ -26,7 +26,7 @@ class KnnSettings(Settings):
 
     lambdas: list[Annotated[float, Field(ge=0, lt=1)]] = Field([step / 20 for step in range(19)], min_length=1)
     """Weights of the neighbours."""
-    counts: list[Annotated[int, Field(gt=0)]] = Field([1, 2, 4, 8, 16, 32, 64], min_length=1)
+    counts: list[Annotated[int, Field(gt=0)]] = Field([2**power for power in range(11)], min_length=1)
     """Numbers of neighbours: k; more than the table holds count as all of them."""
     temperatures: list[Positive] = []
     """T; empty: multiples of the first neighbours' mean distance, from a 256th of it to twice it."""

@@ -14,7 +14,7 @@ from jaxtyping import Int
 from spalm import artifact
 from spalm.artifact import Draft
 from spalm.console import bar
-from spalm.corpus import Corpus, TokenSplit
+from spalm.corpus import Corpus, Split, TokenSplit
 from spalm.errors import InputError
 from spalm.learning import load_parameters
 from spalm.learning.checkpoint import save_tensors
@@ -25,9 +25,12 @@ from spalm.semiparametric.records import HELD_OUT, KIND, VERSION, Records
 from spalm.semiparametric.retrieval import Retriever
 
 MIXTURE = "mixture.safetensors"
+"""Learned from all of dev; it scores test."""
+BY_HALF = ("mixture-first.safetensors", "mixture-second.safetensors")
+"""Each learned from the other half of dev; they score dev."""
 _ROWS = 1 << 15
 """Positions that are mixed at a time."""
-_MOST = 300_000
+_MOST = 150_000
 """Positions that a mixture learns from."""
 
 
@@ -88,8 +91,10 @@ def mix_adaptively(
 
         with bar(f"learn {name}", 3) as shown:
             by_half = []
-            for half in (halves[1], halves[0]):
-                by_half.append(scored_by(learned(half), dev))
+            for file, other in zip(BY_HALF, reversed(halves)):
+                mixture = learned(other)
+                save_tensors(draft.directory / file, mixture.state_dict())
+                by_half.append(scored_by(mixture, dev))
                 shown.advance()
             whole = learned(np.arange(len(dev)))
             shown.advance()
@@ -102,7 +107,10 @@ def mix_adaptively(
         _write(draft, dev, score_dev)
         _write(draft, corpus.split("test"), scored_by(whole, corpus.split("test")))
         save_tensors(draft.directory / MIXTURE, whole.state_dict())
-        return {"dev_border": border, "neighbours": most, "width": whole.hidden_norm.normalized_shape[0]}, [MIXTURE]
+        return {"dev_border": border, "neighbours": most, "width": whole.hidden_norm.normalized_shape[0]}, [
+            MIXTURE,
+            *BY_HALF,
+        ]
 
     own = {"adaptive": settings.as_json(), **_about(records)}
     parents = {"records": records.digest, "neighbours": table.digest}
@@ -110,11 +118,12 @@ def mix_adaptively(
     return Records(directory)
 
 
-def load_mixture(records: Records) -> AdaptiveMixture:
-    """The mixture that scored test, from its records."""
+def load_mixture(records: Records, split: Split, position: int) -> AdaptiveMixture:
+    """The mixture that scored a position: of dev it is the one that did not learn from it."""
+    file = MIXTURE if split != "dev" else BY_HALF[position >= records.facts["dev_border"]]
     settings = AdaptiveSettings.parse(records.settings["adaptive"], str(records.directory))
     mixture = AdaptiveMixture(settings, records.facts["width"], records.facts["neighbours"])
-    load_parameters(mixture, records.directory / MIXTURE)
+    load_parameters(mixture, records.directory / file)
     return mixture.eval().requires_grad_(False)
 
 

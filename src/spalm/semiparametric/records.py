@@ -24,6 +24,7 @@ from spalm import artifact
 from spalm.artifact import Artifact
 from spalm.console import bar
 from spalm.corpus import Corpus, Split, TokenSplit
+from spalm.errors import InputError
 from spalm.learning import Hardware, autocast
 from spalm.lm import LanguageModel, Reading, hidden_states
 from spalm.lm.reading import refuse_divergence
@@ -92,6 +93,8 @@ class Records(Artifact):
 
     def __init__(self, directory: Path | str):
         super().__init__(directory, KIND)
+        if self.manifest["version"] != VERSION:
+            raise InputError(f"{self.directory} was made by another version of spalm; run the same command again")
 
     def of(self, split: Split, name: str) -> np.ndarray:
         return self.array(f"{split}.{name}")

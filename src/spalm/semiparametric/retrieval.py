@@ -10,7 +10,7 @@ from torch import Tensor
 from spalm.corpus import Split
 from spalm.errors import InputError
 from spalm.memory import Entries
-from spalm.neighbours import NOTHING, NeighbourTable
+from spalm.neighbours import NeighbourTable
 from spalm.neighbours.table import without_the_forgotten
 
 
@@ -42,7 +42,7 @@ def look_up(
     ids: Int[np.ndarray, "*batch count"], distances: Float[np.ndarray, "*batch count"], entries: Entries
 ) -> Retrieved:
     """With the tokens that followed the entries; those that are not alive are NOTHING already."""
-    tokens = np.where(ids == NOTHING, 0, entries.take_tokens(entries.rows(ids).clip(0)))
+    tokens = entries.tokens_of(ids).clip(0)
     arrays = (tokens.astype(np.int64), np.array(distances), np.array(ids, np.int64))
     return Retrieved(*map(torch.from_numpy, arrays))
 

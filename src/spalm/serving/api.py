@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Annotated
 
 from fastapi import APIRouter, FastAPI, Request
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
+from starlette.exceptions import HTTPException
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -34,7 +36,7 @@ class Asking(BaseModel):
 
 class Place(Asking):
     split: HeldOut
-    document: str
+    document: int = Field(ge=0)
     offset: int = Field(0, ge=0)
     length: int = Field(400, gt=0, le=LONGEST)
 
@@ -45,7 +47,7 @@ class Question(Asking):
     text: str | None = None
     place: Place | None = None
     entries_off: Annotated[list[int], Field(max_length=100_000)] = []
-    documents_off: Annotated[list[str], Field(max_length=100_000)] = []
+    documents_off: Annotated[list[int], Field(max_length=100_000)] = []
 
     @property
     def passage(self) -> Passage:
@@ -96,11 +98,20 @@ def make_app(explorer: Explorer, hosts: list[str]) -> FastAPI:
     def refuse(_: Request, error: InputError) -> JSONResponse:
         return JSONResponse({"error": str(error)}, 422)
 
+    @app.exception_handler(RequestValidationError)
+    def refuse_form(_: Request, error: RequestValidationError) -> JSONResponse:
+        first = error.errors()[0]
+        return JSONResponse({"error": f"{'.'.join(map(str, first['loc'][1:])) or 'the body'}: {first['msg']}"}, 422)
+
+    @app.exception_handler(HTTPException)
+    def refuse_path(_: Request, error: HTTPException) -> JSONResponse:
+        return JSONResponse({"error": str(error.detail)}, error.status_code)
+
     return app
 
 
 class Guard:
-    """Puts the headers on every answer, and refuses bodies that are too large before they are read."""
+    """Puts the headers on every answer, and refuses bodies that are too large, whatever length they claim."""
 
     def __init__(self, app: ASGIApp, body_bytes: int = BODY_BYTES):
         self._app, self._body_bytes = app, body_bytes

@@ -4,9 +4,11 @@ Reading a passage (hidden states, neighbours) is kept for a while, so that switc
 the way from there to the probabilities.
 """
 
+import math
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import islice
 from threading import Lock
 from typing import Any
 
@@ -14,12 +16,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from spalm.corpus import Corpus, TokenStream
+from spalm.corpus import Corpus, TokenStream, in_text, shown
 from spalm.errors import InputError
 from spalm.lm import LanguageModel, Reading, hidden_states
 from spalm.memory import Entries, Memory
-from spalm.neighbours import NOTHING
-from spalm.neighbours.table import without
+from spalm.neighbours import without
 from spalm.semiparametric import Combined, Combiner, HeldOut, Plain, Retrieved, look_up
 
 LONGEST = 2000
@@ -63,7 +64,8 @@ class Picked:
     """A passage of the corpus."""
 
     split: HeldOut
-    document: str
+    document: int
+    """Its number in the split: names need not differ."""
     offset: int = 0
     """Of its first token in the document."""
     length: int = 400
@@ -75,10 +77,10 @@ Passage = str | Picked
 
 @dataclass(frozen=True)
 class Switches:
-    """What is switched off in the memory: entries by their ids, whole documents by their names."""
+    """What is switched off in the memory: entries by their ids, whole documents by their numbers in the memory."""
 
     entries: frozenset[int] = frozenset()
-    documents: frozenset[str] = frozenset()
+    documents: frozenset[int] = frozenset()
 
 
 EVERYTHING_ON = Switches()
@@ -90,6 +92,7 @@ class Read:
 
     title: str
     tokens: np.ndarray
+    speakers: list[Speaker]
     hidden: dict[str, Tensor]
     """By the name of the base."""
     ids: np.ndarray
@@ -97,19 +100,21 @@ class Read:
 
 
 class Explorer:
-    """`find` gives the neighbours of every position of a text: (ids, squared distances), nearest first."""
+    """`find` gives the neighbours of every position of a text, `known` those of positions of the corpus: (ids, squared
+    distances), nearest first. `speakers` are the models for a passage that begins at a position of a split: what was
+    learned from dev is not used on the same part of dev."""
 
     def __init__(
         self,
         title: str,
         corpus: Corpus,
         memory: Memory,
-        speakers: list[Speaker],
+        speakers: Callable[[HeldOut, int], list[Speaker]],
         find: Callable[[TokenStream], tuple[np.ndarray, np.ndarray]],
         known: Callable[[HeldOut, np.ndarray], tuple[np.ndarray, np.ndarray]],
         device: torch.device,
     ):
-        self.title, self.corpus, self.memory, self.speakers = title, corpus, memory, speakers
+        self.title, self.corpus, self.memory, self._speakers = title, corpus, memory, speakers
         self._find, self._known, self._device = find, known, device
         self._reads: OrderedDict[Passage, Read] = OrderedDict()
         self._working = Lock()
@@ -120,23 +125,21 @@ class Explorer:
         held = self.memory.entries()
         return {
             "title": self.title,
-            "models": [{"name": each.name, "memory": each.has_memory} for each in self.speakers],
+            "models": [{"name": each.name, "memory": each.has_memory} for each in self._speakers("test", 0)],
             "between": self.corpus.tokeniser.between,
             "memory": {"entries": len(held), "documents": len(held.documents_held)},
             "longest": LONGEST,
         }
 
     def documents(self, split: HeldOut, containing: str, most: int = 200) -> list[dict[str, Any]]:
-        """Documents of a split by a part of their names, and their lengths in tokens."""
+        """Documents of a split by a part of their names: numbers, names and lengths in tokens."""
         text = self.corpus.split(split)
-        lengths = np.diff(np.concatenate([[0], text.ends]))
         wanted = containing.casefold()
-        found = (
-            {"name": name, "tokens": int(length)}
-            for name, length in zip(text.names, lengths)
-            if wanted in name.casefold()
-        )
-        return [each for each, _ in zip(found, range(most))]
+        numbers = (number for number, name in enumerate(text.names) if wanted in name.casefold())
+        return [
+            {"number": number, "name": text.names[number], "tokens": int(text.ends[number] - text.begins[number])}
+            for number in islice(numbers, most)
+        ]
 
     # A passage
 
@@ -145,15 +148,13 @@ class Explorer:
         with self._working:
             read = self._read(passage)
             retrieved = self._retrieved(read, off)
-            models = {speaker.name: self._scores(speaker, read, retrieved) for speaker in self.speakers}
-        decode = self.corpus.tokeniser.decode
+            models = {each.name: self._scores(each, read, retrieved) for each in read.speakers}
+        tokeniser = self.corpus.tokeniser
         return {
             "title": read.title,
-            "tokens": [decode([token]) for token in read.tokens.tolist()],
-            "right": (retrieved.tokens == torch.from_numpy(read.tokens)[:, None])
-            .logical_and(retrieved.there)
-            .any(-1)
-            .tolist(),
+            "tokens": [in_text(tokeniser, token) for token in read.tokens.tolist()],
+            "shown": [shown(tokeniser, token) for token in read.tokens.tolist()],
+            "breaks": ["\n" in tokeniser.spell(token) for token in read.tokens.tolist()],
             "models": models,
         }
 
@@ -166,55 +167,78 @@ class Explorer:
             here = self._retrieved(read, off, slice(position, position + 1))
             spoken = {
                 each.name: each.combiner.combine(each.base.model, read.hidden[each.base.name][position][None], here)
-                for each in self.speakers
+                for each in read.speakers
             }
             entries = self.memory.entries()
-        decode = self.corpus.tokeniser.decode
         target = int(read.tokens[position])
-        likely = {}
-        for name, said in spoken.items():
-            best = said.log_probabilities[0].topk(min(_LIKELY, said.log_probabilities.shape[-1]))
-            likely[name] = [
-                {"token": decode([token]), "probability": _round(float(np.exp(value))), "came": token == target}
-                for value, token in zip(best.values.tolist(), best.indices.tolist())
-            ]
         weights = {
             each.name: dict(zip(here.ids[0].tolist(), spoken[each.name].weights[0].tolist()))
-            for each in self.speakers
+            for each in read.speakers
             if each.has_memory
         }
         return {
-            "token": decode([target]),
+            "shown": shown(self.corpus.tokeniser, target),
             "position": position,
-            "likely": likely,
+            "likely": {name: self._likely(said.log_probabilities[0], target) for name, said in spoken.items()},
             "probability": {
                 name: _round(float(said.log_probabilities[0, target].exp())) for name, said in spoken.items()
             },
             "network": {name: _round(float(said.network[0])) for name, said in spoken.items()},
-            "neighbours": [
-                self._neighbour(entries, int(id), float(distance), target, weights, off)
-                for id, distance in zip(read.ids[position, :_LISTED], read.distances[position, :_LISTED])
-                if id != NOTHING and entries.source(int(id)) is not None
-            ],
+            "neighbours": self._neighbours(read, position, target, weights, off, entries),
         }
 
-    def _neighbour(self, entries: Entries, id: int, distance: float, target: int, weights, off: Switches) -> dict:
-        decode = self.corpus.tokeniser.decode
-        source = entries.source(id)
+    def _likely(self, log_probabilities: Tensor, target: int) -> list[dict[str, Any]]:
+        """The first choices of a model."""
+        best = log_probabilities.topk(min(_LIKELY, len(log_probabilities)))
+        return [
+            {
+                "shown": shown(self.corpus.tokeniser, token),
+                "probability": _round(math.exp(value)),
+                "came": token == target,
+            }
+            for value, token in zip(best.values.tolist(), best.indices.tolist())
+        ]
+
+    def _neighbours(
+        self,
+        read: Read,
+        position: int,
+        target: int,
+        weights: dict[str, dict[int, float]],
+        off: Switches,
+        entries: Entries,
+    ) -> list[dict[str, Any]]:
+        """The nearest that are on, and those before them that are off."""
+        found: list[dict[str, Any]] = []
+        ids, distances = read.ids[position], read.distances[position]
+        dead = self._off(ids, off, entries)
+        for id, distance, is_off in zip(ids.tolist(), distances.tolist(), dead.tolist()):
+            if entries.source(id) is not None:
+                found.append(self._neighbour(entries, id, distance, target, weights, not is_off))
+            if sum(each["on"] for each in found) == _LISTED:
+                break
+        return found
+
+    def _neighbour(
+        self, entries: Entries, id: int, distance: float, target: int, weights: dict[str, dict[int, float]], on: bool
+    ) -> dict[str, Any]:
+        tokeniser, source = self.corpus.tokeniser, entries.source(id)
         assert source is not None
         around = entries.around(id, _BEFORE, _AFTER).tolist()
         own = min(_BEFORE, source.offset)
         return {
             "id": id,
-            "token": decode([around[own]]),
+            "shown": shown(tokeniser, around[own]),
+            "token": in_text(tokeniser, around[own]),
             "came": around[own] == target,
             "distance": _round(distance),
             "weights": {name: _round(found.get(id, 0.0)) for name, found in weights.items()},
             "document": source.document,
+            "document_number": int(entries.documents_held.numbers_of(np.array(id))),
             "offset": source.offset,
-            "before": decode(around[:own]),
-            "after": decode(around[own + 1 :]),
-            "on": id not in off.entries and source.document not in off.documents,
+            "before": tokeniser.decode(around[:own]),
+            "after": tokeniser.decode(around[own + 1 :]),
+            "on": on,
         }
 
     def _scores(self, speaker: Speaker, read: Read, retrieved: Retrieved) -> dict[str, list[float]]:
@@ -238,11 +262,12 @@ class Explorer:
         """The neighbours as the switches leave them: what is off makes room for the next, as if it were forgotten."""
         entries = self.memory.entries()
         ids, distances = read.ids[rows], read.distances[rows]
+        return look_up(*without(ids, distances, self._off(ids, off, entries)), entries).to(self._device)
+
+    def _off(self, ids: np.ndarray, off: Switches, entries: Entries) -> np.ndarray:
+        """Which entries are switched off, or forgotten."""
         dead = (entries.rows(ids) < 0) | np.isin(ids, list(off.entries))
-        if off.documents:
-            names = np.array([*entries.documents_held.names, ""], dtype=object)
-            dead |= np.isin(names[entries.documents_held.index_of(ids)], list(off.documents))
-        return look_up(*without(ids, distances, dead), entries).to(self._device)
+        return dead | np.isin(entries.documents_held.numbers_of(ids), list(off.documents))
 
     @torch.inference_mode()
     def _read(self, passage: Passage) -> Read:
@@ -256,33 +281,37 @@ class Explorer:
         return read
 
     def _read_own(self, text: str) -> Read:
-        tokens = self.corpus.tokeniser.encode([text.encode()])[0]
+        try:
+            tokens = self.corpus.tokeniser.encode([text.encode()])[0].astype(np.int64)
+        except UnicodeEncodeError as error:
+            raise InputError(f"the text is no Unicode (sign {error.start}); give it as UTF-8") from None
         if not 0 < len(tokens) <= LONGEST:
             raise InputError(f"the text has {len(tokens):,} tokens; give 1 to {LONGEST:,}")
         stream = TokenStream(tokens, np.array([len(tokens)]), lambda: ["own text"], self.corpus.tokeniser.start)
-        ids, distances = self._find(stream)
-        return Read("own text", tokens.astype(np.int64), self._hidden(stream, 0, len(tokens)), ids, distances)
+        speakers = self._speakers("test", 0)
+        return Read("own text", tokens, speakers, self._hidden(speakers, stream, 0, len(tokens)), *self._find(stream))
 
     def _read_picked(self, picked: Picked) -> Read:
         text = self.corpus.split(picked.split)
-        if picked.document not in text.names:
-            raise InputError(f"{picked.split} has no document {picked.document!r}")
-        number = text.names.index(picked.document)
-        begin, end = int(text.ends[number - 1]) if number else 0, int(text.ends[number])
+        if not 0 <= picked.document < len(text.names):
+            raise InputError(f"document {picked.document}: {picked.split} has {len(text.names):,} documents")
+        begin, end = int(text.begins[picked.document]), int(text.ends[picked.document])
+        name = text.names[picked.document]
         if not 0 <= picked.offset < end - begin:
-            raise InputError(f"offset {picked.offset}: {picked.document} has {end - begin:,} tokens")
+            raise InputError(f"offset {picked.offset}: {name} has {end - begin:,} tokens")
         if not 0 < picked.length <= LONGEST:
             raise InputError(f"length {picked.length}: give 1 to {LONGEST:,}")
         first = begin + picked.offset
         rows = np.arange(first, min(end, first + picked.length))
-        ids, distances = self._known(picked.split, rows)
-        title = f"{picked.document} ({picked.split}), from token {picked.offset:,}"
-        return Read(title, text.targets(rows), self._hidden(text, first, int(rows[-1]) + 1), ids, distances)
+        speakers = self._speakers(picked.split, first)
+        hidden = self._hidden(speakers, text, first, int(rows[-1]) + 1)
+        title = f"{name} ({picked.split}), from token {picked.offset:,}"
+        return Read(title, text.targets(rows), speakers, hidden, *self._known(picked.split, rows))
 
-    def _hidden(self, stream: TokenStream, first: int, last: int) -> dict[str, Tensor]:
+    def _hidden(self, speakers: list[Speaker], stream: TokenStream, first: int, last: int) -> dict[str, Tensor]:
         """h of the positions from `first` to `last`, read as the run reads them, with everything that comes before."""
         found = {}
-        for base in {each.base.name: each.base for each in self.speakers}.values():
+        for base in {each.base.name: each.base for each in speakers}.values():
             start = first // base.reading.stride * base.reading.stride
             hidden = torch.zeros(last - first, base.model.width, device=self._device)
             for positions, states in hidden_states(base.model, stream, base.reading, start, last, self._device):

@@ -1,6 +1,9 @@
 """A finished run on disk to an explorer of it."""
 
+from collections.abc import Callable
+
 import numpy as np
+import torch
 
 from spalm.corpus import TokenStream
 from spalm.errors import InputError
@@ -23,6 +26,8 @@ from spalm.serving.explorer import Base, Explorer, Speaker
 
 _INDEX = "index"
 _RECALL = 0.95
+_QUERIES = 64
+"""Searched for together: candidates of each are compared by whole keys."""
 _FEW = 100_000
 """Entries that are searched one by one faster than anybody waits for."""
 
@@ -32,12 +37,15 @@ def open_explorer(run: FinishedRun, hardware: Hardware) -> Explorer:
     device = hardware.prepare()
     memory_settings = MemorySettings.parse(run.recipe["memory"], "memory")
     encoder = encoder_of(run.trained("transformer"), memory_settings, lambda: device)
+    run.memory.refuse_others({**encoder.identity, "width": run.memory.width})
     count = run.neighbours.array("dev.ids").shape[1]
     searcher = _searcher(run, min(count, 16))
 
     def find(stream: TokenStream) -> tuple[np.ndarray, np.ndarray]:
-        keys = encoder.keys(stream, 0, len(stream), run.memory.keys_of, run.memory.width)
-        return searcher.search(keys.astype(np.float32), count)
+        keys = encoder.keys(stream, 0, len(stream), run.memory.keys_of, run.memory.width).astype(np.float32)
+        parts = [searcher.search(keys[start : start + _QUERIES], count) for start in range(0, len(keys), _QUERIES)]
+        ids, distances = zip(*parts)
+        return np.concatenate(ids), np.concatenate(distances)
 
     def known(split: HeldOut, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         return run.neighbours.read(split, rows)
@@ -45,7 +53,8 @@ def open_explorer(run: FinishedRun, hardware: Hardware) -> Explorer:
     return Explorer(run.title, run.corpus, run.memory, _speakers(run, device), find, known, device)
 
 
-def _speakers(run: FinishedRun, device) -> list[Speaker]:
+def _speakers(run: FinishedRun, device: torch.device) -> Callable[[HeldOut, int], list[Speaker]]:
+    """All models of the run; the adaptive mixture is the one that scored the position in the records."""
     spalm = run.trained("spalm").load(device).attend_to(run.records("spalm").settings["neighbours"])
     networks = {
         "transformer": run.trained("transformer").load(device),
@@ -58,18 +67,20 @@ def _speakers(run: FinishedRun, device) -> list[Speaker]:
     def knn(name: str, inner: Combiner) -> WithKnn:
         return WithKnn(inner, Knn(**run.records(name).facts["knn"]))
 
-    return [
+    adaptive = run.records("spalm-adaptive")
+    always = [
         Speaker("transformer", bases["transformer"], Plain()),
         Speaker("transformer-xl", bases["transformer-xl"], Plain()),
         Speaker("knn-lm", bases["transformer-xl"], knn("knn-lm", Plain())),
         Speaker("spalm", bases["spalm"], gate),
         Speaker("spalm+knn", bases["spalm"], knn("spalm+knn", gate)),
-        Speaker(
-            "spalm-adaptive",
-            bases["spalm"],
-            WithMixture(gate, load_mixture(run.records("spalm-adaptive")).to(device)),
-        ),
     ]
+
+    def speakers(split: HeldOut, position: int) -> list[Speaker]:
+        mixture = load_mixture(adaptive, split, position).to(device)
+        return [*always, Speaker("spalm-adaptive", bases["spalm"], WithMixture(gate, mixture))]
+
+    return speakers
 
 
 def _reading(run: FinishedRun, name: str) -> Reading:

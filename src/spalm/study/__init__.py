@@ -1,10 +1,10 @@
 """Models in, numbers and pictures out: what a model says of held-out text, perplexities, analyses, the report."""
 
-from spalm.study.analyses import ANALYSES, analyses, ask, available
 from spalm.study.analysis import Analysis, Asked
 from spalm.study.by_neighbours import COUNTS, vary_neighbours
 from spalm.study.evaluate import EvaluationSettings, evaluate_model, figures
 from spalm.study.passage import passage_of, print_passage, where_memory_helped
+from spalm.study.registry import ANALYSES, asked_for, available, study
 from spalm.study.report import write_report
 from spalm.study.results import print_results, row, write_results
 from spalm.study.significance import wilcoxon
@@ -15,8 +15,7 @@ __all__ = [
     "Analysis",
     "Asked",
     "EvaluationSettings",
-    "analyses",
-    "ask",
+    "asked_for",
     "available",
     "evaluate_model",
     "figures",
@@ -24,6 +23,7 @@ __all__ = [
     "print_passage",
     "print_results",
     "row",
+    "study",
     "vary_neighbours",
     "where_memory_helped",
     "wilcoxon",

@@ -94,6 +94,11 @@ class Asked:
     """Positions of the passage to show; default: where the memory helped most."""
 
     @property
+    def where(self) -> str:
+        """For captions: which text, read how."""
+        return f"{self.split} (M = {self.run.memory_length:,})"
+
+    @property
     def unit_of_tokens(self) -> str:
         """What is shown of a part of the text: words cannot be told apart there, tokens can."""
         return "bits/token" if self.run.unit == "bits/character" else "perplexity/token"

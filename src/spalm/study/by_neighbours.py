@@ -11,12 +11,13 @@ from pathlib import Path
 
 from matplotlib.axes import Axes
 
+from spalm.artifact import Artifact
 from spalm.learning import Hardware
 from spalm.memory import MemorySettings, encoder_of
 from spalm.neighbours import Budget, NeighbourSettings, NeighbourTable, find_neighbours
 from spalm.semiparametric import FinishedRun, Records, TrainedSpalm, train_spalm
 from spalm.study.analysis import Analysis, Asked, Cell, Tabular
-from spalm.study.drawing import COLOURS, powers_of_two
+from spalm.study.drawing import COLOURS
 from spalm.study.evaluate import EvaluationSettings, evaluate_model, figures
 
 COUNTS = (1, 2, 4, 8, 16)
@@ -28,44 +29,44 @@ _PAPER = {1: 18.0, 2: 18.0, 4: 17.9, 8: 18.2, 16: 18.4}
 
 @dataclass(frozen=True)
 class Varied:
-    """Where the records of one number of neighbours are."""
+    """A number of neighbours, and whether SPALM was trained with it."""
 
     count: int
     retrained: bool
 
-    @property
-    def name(self) -> str:
-        return f"{'retrained' if self.retrained else 'at-test'}-{self.count}"
+    def model(self, run: FinishedRun) -> Path:
+        return run.directory / _FOLDER / f"retrained-{self.count}" if self.retrained else run.directory / "spalm"
 
-    def folder(self, run: FinishedRun) -> Path:
-        return run.directory / _FOLDER / f"{self.name}-records"
+    def records(self, run: FinishedRun) -> Path:
+        return run.directory / _FOLDER / f"{'retrained' if self.retrained else 'at-test'}-{self.count}-records"
 
 
 def vary_neighbours(run: FinishedRun, counts: tuple[int, ...], retrain: bool, hardware: Hardware) -> None:
     """Makes the records for these numbers of neighbours, at test only or by training anew."""
     evaluation = EvaluationSettings.parse(run.recipe["evaluation"], "evaluation")
-    trained, table = run.trained("spalm"), run.neighbours
-    if retrain:
-        table = _wider_table(run, max(counts), hardware)
-    for count in counts:
-        varied = Varied(count, retrain)
-        model = _retrained(run, varied, table, hardware) if retrain else trained
-        wanted = evaluation.model_copy(update={"neighbours": count})
-        evaluate_model(
-            model, run.corpus, run.memory_length, wanted, varied.folder(run), varied.name, hardware, table=table
-        )
+    table = _wide_table(run, max(counts), retrain, hardware)
+    for varied in (Varied(count, retrain) for count in counts):
+        model = _retrained(run, varied, table, hardware) if retrain else run.trained("spalm")
+        wanted = evaluation.model_copy(update={"neighbours": varied.count})
+        where = varied.records(run)
+        evaluate_model(model, run.corpus, run.memory_length, wanted, where, where.name, hardware, table=table)
 
 
-def _wider_table(run: FinishedRun, count: int, hardware: Hardware) -> NeighbourTable:
-    """The neighbours of every position, at least `count` of them."""
+def _wide_table(run: FinishedRun, count: int, for_training: bool, hardware: Hardware) -> NeighbourTable:
+    """The neighbours of every position, at least `count` of them where they are needed."""
     settings = NeighbourSettings.parse(run.recipe["neighbours"], "neighbours")
-    if settings.count >= count:
+    wider = settings.model_copy(
+        update={
+            "count": max(count, settings.count) if for_training else settings.count,
+            "held_out": max(count, settings.held_out),
+        }
+    )
+    if wider == settings:
         return run.neighbours
-    settings = settings.model_copy(update={"count": count, "held_out": max(count, settings.held_out)})
     memory_settings = MemorySettings.parse(run.recipe["memory"], "memory")
     encoder = encoder_of(run.trained("transformer"), memory_settings, hardware.prepare)
     where, budget = run.directory / _FOLDER / "neighbours", Budget.of(None, hardware.threads)
-    return find_neighbours(run.memory, encoder, run.corpus, settings, where, budget)
+    return find_neighbours(run.memory, encoder, run.corpus, wider, where, budget)
 
 
 def _retrained(run: FinishedRun, varied: Varied, table: NeighbourTable, hardware: Hardware) -> TrainedSpalm:
@@ -73,17 +74,26 @@ def _retrained(run: FinishedRun, varied: Varied, table: NeighbourTable, hardware
     gate = settings.spalm.gate.model_copy(update={"neighbours": varied.count})
     settings = settings.model_copy(update={"spalm": settings.spalm.model_copy(update={"gate": gate})})
     start = run.trained("transformer-xl") if settings.spalm.first_step(settings.training.steps) else None
-    where = run.directory / _FOLDER / varied.name
-    return train_spalm(settings, start, run.corpus, table, where, varied.name, hardware)
+    where = varied.model(run)
+    return train_spalm(settings, start, run.corpus, table, where, where.name, hardware)
 
 
 def made_before(run: FinishedRun) -> dict[Varied, Records]:
-    """The numbers of neighbours whose records are there, the run's own among them."""
-    own = run.trained("spalm").model_settings.spalm.gate.neighbours
-    found = {Varied(own, retrained): run.records("spalm") for retrained in (False, True)}
+    """What there is to compare: the run's own SPALM, and what was varied since, as long as the run is the same."""
+    trained_with = run.trained("spalm").model_settings.spalm.gate.neighbours
+    own = run.records("spalm")
+    tested_with = trained_with if own.settings["neighbours"] is None else own.settings["neighbours"]
+    found = {Varied(tested_with, False): own}
+    if tested_with == trained_with:
+        found[Varied(tested_with, True)] = own
     for path in sorted((run.directory / _FOLDER).glob("*-records/manifest.json")):
         kind, count = path.parent.name.removesuffix("-records").rsplit("-", 1)
-        found[Varied(int(count), kind == "retrained")] = Records(path.parent)
+        varied, records = Varied(int(count), kind == "retrained"), Records(path.parent)
+        model = Artifact(varied.model(run))
+        of_this_run = model.manifest["parents"].get("start") == run.trained("spalm").manifest["parents"].get("start")
+        same = records.manifest["parents"]["model"] == model.digest and of_this_run
+        if same and records.settings["memory_length"] == run.memory_length:
+            found[varied] = records
     return found
 
 
@@ -93,18 +103,23 @@ def by_neighbours(asked: Asked) -> Analysis:
         varied: figures(records.log_probabilities(asked.split), text)[run.unit]
         for varied, records in made_before(run).items()
     }
-    counts = sorted({varied.count for varied in values})
+    paper = _PAPER if run.recipe["paper"] and run.unit == "perplexity/word" else {}
     rows: list[list[Cell]] = [
-        [count, values.get(Varied(count, True)), values.get(Varied(count, False)), _PAPER.get(count)]
-        for count in counts
+        [
+            count,
+            values.get(Varied(count, True)),
+            values.get(Varied(count, False)),
+            *([paper.get(count)] if paper else []),
+        ]
+        for count in sorted({varied.count for varied in values})
     ]
     own = run.trained("spalm").model_settings.spalm.gate.neighbours
     return Analysis(
         "neighbours",
-        "Perplexity by number of neighbours",
-        f"{run.unit} of SPALM on {asked.split}. Retrained: trained with that number. At test: the run's own SPALM, "
-        f"trained with {own}, given that number. The paper's column is WikiText-103 dev, retrained.",
-        {"counts": Tabular(["neighbours", "retrained", "at test", "paper"], rows)},
+        "By number of neighbours",
+        f"{run.unit} of SPALM on {asked.where}. Retrained: trained with that number. At test: the run's own SPALM, "
+        f"trained with {own}, given that number." + (" Paper: WikiText-103 dev, retrained." if paper else ""),
+        {"counts": Tabular(["neighbours", "retrained", "at test", *(["paper"] if paper else [])], rows)},
         lambda axes: _draw(axes, rows, run.unit),
         data={"split": asked.split, "unit": run.unit, "trained_with": own},
     )
@@ -112,9 +127,10 @@ def by_neighbours(asked: Asked) -> Analysis:
 
 def _draw(axes: Axes, rows: list[list[Cell]], unit: str) -> None:
     for number, label in ((1, "retrained"), (2, "at test only")):
-        points = [(row[0], row[number]) for row in rows if row[number] is not None]
-        axes.plot(*zip(*points), "o-", ms=4, label=label, color=COLOURS[number - 1])
-    powers_of_two(axes, [row[0] for row in rows])
+        points = [(place, row[number]) for place, row in enumerate(rows) if row[number] is not None]
+        if points:
+            axes.plot(*zip(*points), "o-", ms=4, label=label, color=COLOURS[number - 1])
+    axes.set_xticks(range(len(rows)), [str(row[0]) for row in rows])
     axes.set_xlabel("neighbours")
     axes.set_ylabel(unit)
     axes.legend()

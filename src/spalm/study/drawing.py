@@ -5,6 +5,7 @@ import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from html import escape
 from pathlib import Path
 
 import matplotlib
@@ -16,7 +17,7 @@ from spalm.artifact import write_atomically
 
 COLOURS = ["#3567b0", "#d9772b", "#2f9470", "#b5468b", "#8a6d1f", "#6b6b6b"]
 """Told apart by people who see colours differently, on white and on black."""
-HIT, GAIN, LOSS = "#2f9470", "#2f9470", "#c0483d"
+HIT, LOSS = "#2f9470", "#c0483d"
 _INK = "#1a2b3c"
 """Text and axes. In a page they take the page's own colour."""
 
@@ -81,21 +82,22 @@ def save(made: Figure, path: Path) -> None:
 
 def inline(made: Figure, label: str, prefix: str) -> str:
     """As SVG to be put into a page: transparent, in the page's colour, its ids kept apart from others' by `prefix`."""
-    from html import escape
-
     content = io.StringIO()
     with _styled():
         made.savefig(content, format="svg", metadata={"Date": None}, transparent=True)
     svg = content.getvalue()
-    svg = svg[svg.index("<svg") :].replace(_INK, "currentColor")
-    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
-    svg = re.sub(r'\bid="', f'id="{prefix}-', svg)
-    svg = re.sub(r"url\(#", f"url(#{prefix}-", svg)
-    svg = re.sub(r'href="#', f'href="#{prefix}-', svg)
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
+    svg = re.sub(r"<[^>]*>", lambda tag: _own_names(tag.group(), prefix), svg)  # tags only: text stays as it is
     size = re.search(r'width="([\d.]+)pt" height="([\d.]+)pt"', svg)
     assert size is not None
-    svg = svg.replace(size.group(0), f'style="width: {float(size.group(1)) * 4 / 3:.0f}px"', 1)
+    svg = svg.replace(size.group(), f'style="width: {float(size.group(1)) * 4 / 3:.0f}px"', 1)
     return svg.replace("<svg ", f'<svg role="img" aria-label="{escape(label)}" ', 1)
+
+
+def _own_names(tag: str, prefix: str) -> str:
+    """A tag in the page's colour, its names and references made this picture's own."""
+    tag = tag.replace(_INK, "currentColor")
+    return re.sub(r'(\bid="|url\(#|href="#)', rf"\1{prefix}-", tag)
 
 
 def write_text(axes: Axes, x: float, y: float, text: str, **about) -> Text:

@@ -3,9 +3,10 @@
 import numpy as np
 from matplotlib.axes import Axes
 
+from spalm.corpus import shown
 from spalm.study.analysis import Analysis, Asked, Cell, Tabular
 from spalm.study.drawing import COLOURS, plain
-from spalm.study.passage import passage_of, shown
+from spalm.study.passage import passage_of
 
 _BINS = 40
 _TOKENS = 32
@@ -30,7 +31,7 @@ def gate_histogram(asked: Asked) -> Analysis:
     return Analysis(
         "gates",
         "Values of the gate",
-        f"g of SPALM on {asked.split}, {dimensions}; mean {mean:.3f}. At 1 the prediction is the network's alone, at 0 "
+        f"g of SPALM on {asked.where}, {dimensions}; mean {mean:.3f}. At 1 the prediction is the network's alone, at 0 "
         "the memory's.",
         {"histogram": Tabular(["from", "to", "values", "share"], rows)},
         lambda axes: _draw_histogram(axes, edges, shares, mean),
@@ -51,10 +52,10 @@ def gate_heatmap(asked: Asked) -> Analysis:
     run, split = asked.run, asked.split
     rows = asked.passage if asked.passage is not None else passage_of(run, split, _TOKENS)
     gates = np.asarray(run.records("spalm").of(split, "gate")[rows], np.float32)
-    text, decode = run.corpus.split(split), run.corpus.tokeniser.decode
+    text, tokeniser = run.corpus.split(split), run.corpus.tokeniser
     # The dimensions that differ most from token to token are worth looking at; the paper shows "a small subset" too.
     varied = np.sort(np.argsort(-gates.std(0), kind="stable")[:_DIMENSIONS])
-    tokens = [shown(decode([token])) for token in text.targets(rows).tolist()]
+    tokens = [shown(tokeniser, token) for token in text.targets(rows).tolist()]
     table: list[list[Cell]] = [
         [token, float(row.mean()), float(row.min()), float(row.max())] for token, row in zip(tokens, gates)
     ]
@@ -62,8 +63,9 @@ def gate_heatmap(asked: Asked) -> Analysis:
     return Analysis(
         "heatmap",
         "The gate, token by token",
-        f"{document} ({split}), from token {offset:,}. A row is the prediction of a token, a column a dimension of g "
-        f"(the {len(varied)} that vary most of {gates.shape[1]}). Blue: near 1, the network; red: near 0, the memory.",
+        f"{document} ({asked.where}), from token {offset:,}. A row is the prediction of a token, a column a "
+        f"dimension of g (the {len(varied)} that vary most of {gates.shape[1]}). Blue: near 1, the network; red: near "
+        "0, the memory.",
         {"tokens": Tabular(["token", "mean", "lowest", "highest"], table)},
         lambda axes: _draw_heatmap(axes, gates[:, varied], tokens),
         (7.0, 0.17 * len(tokens) + 0.7),

@@ -7,9 +7,9 @@ as much: short-term is transformer-XL against the transformer, long-term is SPAL
 import numpy as np
 from matplotlib.axes import Axes
 
+from spalm.corpus import shown
 from spalm.study.analysis import Analysis, Asked, Cell, Tabular
 from spalm.study.drawing import COLOURS, LOSS
-from spalm.study.passage import shown
 from spalm.study.slices import frequency_bins
 
 BAR = 0.1
@@ -42,7 +42,7 @@ def output_analysis(asked: Asked) -> Analysis:
     return Analysis(
         "outputs",
         "Which tokens the memories help",
-        f"Tokens of {split} whose probability rises (gains) or falls (losses) by at least {BAR}: short-term is "
+        f"Tokens of {asked.where} whose probability rises (gains) or falls (losses) by at least {BAR}: short-term is "
         f"transformer-xl against transformer, long-term {long} against transformer-xl. By how often the token comes in "
         "the training text. Nats: log-probability gained by the long-term memory in all.",
         tables,
@@ -54,9 +54,16 @@ def output_analysis(asked: Asked) -> Analysis:
 _PLURAL = {"gainers": "gains", "losers": "losses"}
 
 
-def _tokens(asked: Asked, targets, kinds, which, difference, title: str) -> Tabular:
+def _tokens(
+    asked: Asked,
+    targets: np.ndarray,
+    kinds: dict[str, np.ndarray],
+    which: np.ndarray,
+    difference: np.ndarray,
+    title: str,
+) -> Tabular:
     """The tokens with the most positions of a kind."""
-    size, decode = asked.run.corpus.vocabulary, asked.run.corpus.tokeniser.decode
+    size, tokeniser = asked.run.corpus.vocabulary, asked.run.corpus.tokeniser
     counted = np.bincount(targets[which], minlength=size)
     positions = np.bincount(targets, minlength=size)
     gains, losses = (
@@ -65,7 +72,7 @@ def _tokens(asked: Asked, targets, kinds, which, difference, title: str) -> Tabu
     nats = np.bincount(targets, weights=difference, minlength=size)
     order = [token for token in np.argsort(-counted, kind="stable")[:_TOKENS].tolist() if counted[token]]
     rows: list[list[Cell]] = [
-        [shown(decode([token])), int(positions[token]), int(gains[token]), int(losses[token]), float(nats[token])]
+        [shown(tokeniser, token), int(positions[token]), int(gains[token]), int(losses[token]), float(nats[token])]
         for token in order
     ]
     return Tabular(["token", "positions", "gains", "losses", "nats"], rows, title)

@@ -17,14 +17,14 @@ from markupsafe import Markup
 import spalm
 from spalm.artifact import MANIFEST, Artifact, write_atomically
 from spalm.console import bar
+from spalm.corpus import in_text, shown
 from spalm.semiparametric import FinishedRun
-from spalm.study.analyses import ANALYSES, available
 from spalm.study.analysis import Analysis, Asked, as_text
 from spalm.study.drawing import inline
-from spalm.study.passage import retrieved_tokens, shown
+from spalm.study.passage import retrieved_tokens
+from spalm.study.registry import ANALYSES, available
 
 FILE = "report.html"
-_PASSAGES = 3
 _LENGTH = 160
 """Tokens of a passage."""
 
@@ -99,7 +99,9 @@ def _notes(run: FinishedRun) -> list[str]:
     training = run.recipe["training"]
     splits = run.corpus.facts["splits"]
     network = run.recipe["network"]
+    more = "The memory holds texts besides the training text: these are not the static figures of the corpus."
     return [
+        *([more] if any(row["more_texts_in_memory"] for row in run.rows) else []),
         f"{splits['train']['tokens']:,} training tokens in {splits['train']['documents']:,} documents, "
         f"vocabulary of {run.corpus.vocabulary:,}; dev {splits['dev']['tokens']:,}, test {splits['test']['tokens']:,}.",
         f"{network['layers']} layers of {network['width']}; {training['steps']:,} steps of {training['batch_size']} x "
@@ -110,32 +112,34 @@ def _notes(run: FinishedRun) -> list[str]:
 
 
 def _passages(run: FinishedRun) -> list[np.ndarray]:
-    """Passages of test that do not overlap: where SPALM gained most, where it lost most, and an ordinary one."""
+    """Passages of test that do not overlap: where SPALM gained most, an ordinary one, and where it lost most."""
     gain = run.log_probabilities("spalm", "test") - run.log_probabilities("transformer-xl", "test")
-    length = min(_LENGTH, len(gain))
-    sums = np.convolve(gain, np.ones(length), mode="valid")[::length]
-    order = np.argsort(-sums, kind="stable")
-    chosen = dict.fromkeys([int(order[0]), int(order[len(order) // 2]), int(order[-1])])
-    return [np.arange(number * length, number * length + length) for number in list(chosen)[:_PASSAGES]]
+    text = run.corpus.split("test")
+    places = [
+        np.arange(start, min(start + _LENGTH, end))
+        for begin, end in zip(text.begins, text.ends)
+        for start in range(begin, end, _LENGTH)
+    ]
+    order = sorted(range(len(places)), key=lambda number: -float(gain[places[number]].sum()))
+    return [places[number] for number in dict.fromkeys([order[0], order[len(order) // 2], order[-1]])]
 
 
 def _passage(run: FinishedRun, rows: np.ndarray) -> dict[str, Any]:
-    text, decode = run.corpus.split("test"), run.corpus.tokeniser.decode
+    text, tokeniser = run.corpus.split("test"), run.corpus.tokeniser
     with_memory, without = (run.log_probabilities(model, "test")[rows] for model in ("spalm", "transformer-xl"))
     gates = np.asarray(run.records("spalm").of("test", "gate")[rows], np.float32).mean(-1)
     retrieved = retrieved_tokens(run.records("spalm"), "test", rows, run.memory.entries())
     pieces = []
     for number, target in enumerate(text.targets(rows).tolist()):
-        token = decode([target])
         gain = with_memory[number] - without[number]
-        near = "  ".join(shown(decode([token])) for token in retrieved[number])
+        near = "  ".join(shown(tokeniser, token) for token in retrieved[number])
         pieces.append(
             Piece(
-                (shown(token) if not token.strip() else token) + run.corpus.tokeniser.between,
+                in_text(tokeniser, target) + tokeniser.between,
                 _colour(gain),
                 f"transformer-xl {math.exp(without[number]):.3f}, spalm {math.exp(with_memory[number]):.3f} "
                 f"({gain:+.2f} nats), gate {gates[number]:.2f}; retrieved: {near}",
-                "\n" in token,
+                "\n" in tokeniser.spell(target),
             )
         )
     document, offset = text.document_of(int(rows[0]))
@@ -153,7 +157,8 @@ def _digests(run: FinishedRun) -> list[tuple[str, str, str]]:
     """Every stage of the run: its folder, what it is, and the digest that stands for its bytes."""
     found = []
     for path in sorted(run.directory.rglob(MANIFEST)):
-        if ".previous" not in str(path):
+        name = str(path.parent.relative_to(run.directory))
+        if ".previous" not in name:
             stage = Artifact(path.parent)
-            found.append((str(path.parent.relative_to(run.directory)), stage.kind, stage.digest))
+            found.append((name, stage.kind, stage.digest))
     return [*found, ("memory", f"{len(run.memory.entries()):,} entries", run.memory.lineage()[-1])]

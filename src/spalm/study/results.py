@@ -56,6 +56,7 @@ def row(
         "seed": training.seed,
         "all_units": found,
         "evaluation": f"evaluation/{records.directory.name}",
+        "records": records.digest,
     }
 
 

@@ -25,8 +25,7 @@ def frequency_bins(run: FinishedRun, targets: np.ndarray) -> Bins:
 
 def position_bins(text: TokenStream) -> Bins:
     """Positions by how many tokens of their document come before: up to 64, then by powers of two."""
-    begins = np.concatenate([[0], text.ends[:-1]])
-    before = np.arange(len(text)) - np.repeat(begins, np.diff(np.concatenate([[0], text.ends])))
+    before = np.arange(len(text)) - np.repeat(text.begins, text.ends - text.begins)
     found = {"0 to 63": before < 64}
     low = 64
     while low <= before.max(initial=0):
@@ -57,7 +56,7 @@ def _sliced(asked: Asked, name: str, title: str, what: str, bins: Bins) -> Analy
     return Analysis(
         name,
         title,
-        f"{asked.unit_of_tokens} of every model on {asked.split}; {what}: as on the axis.",
+        f"{asked.unit_of_tokens} of every model on {asked.where}; {what}: as on the axis.",
         {"parts": Tabular([what, "positions", *models], rows)},
         lambda axes: _draw(axes, rows, models, what, asked.unit_of_tokens),
         data={"split": asked.split, "unit": asked.unit_of_tokens},

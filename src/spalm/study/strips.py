@@ -3,9 +3,13 @@
 from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 
+from spalm.corpus import shown
 from spalm.study.analysis import Analysis, Asked, Tabular
 from spalm.study.drawing import HIT, write_text
-from spalm.study.passage import passage_of, retrieved_tokens, shown
+from spalm.study.passage import passage_of, retrieved_tokens
+
+Lines = list[list[str | None]]
+"""Of each token: what it is, and what was proposed; None where there are fewer neighbours."""
 
 _WORDS = 48
 _CHARACTERS = 96
@@ -15,7 +19,7 @@ _LINE = 72
 
 def neighbour_strips(asked: Asked) -> Analysis:
     run, split = asked.run, asked.split
-    text, decode = run.corpus.split(split), run.corpus.tokeniser.decode
+    text, tokeniser = run.corpus.split(split), run.corpus.tokeniser
     characters = run.unit == "bits/character"
     rows = asked.passage if asked.passage is not None else passage_of(run, split, _CHARACTERS if characters else _WORDS)
     spalm = run.records("spalm")
@@ -23,7 +27,7 @@ def neighbour_strips(asked: Asked) -> Analysis:
     targets = text.targets(rows).tolist()
     proposed = retrieved_tokens(spalm, split, rows, run.memory.entries())
     lines = [
-        [shown(decode([target])), *(shown(decode([token])) for token in tokens), *([None] * (count - len(tokens)))]
+        [shown(tokeniser, target), *(shown(tokeniser, token) for token in tokens), *([None] * (count - len(tokens)))]
         for target, tokens in zip(targets, proposed)
     ]
     hits = [[token == target for token in tokens] for target, tokens in zip(targets, proposed)]
@@ -33,7 +37,7 @@ def neighbour_strips(asked: Asked) -> Analysis:
     return Analysis(
         "strips",
         "Neighbours of a passage",
-        f"{document} ({split}), from token {offset:,}. First line: the text; below each token, the tokens that "
+        f"{document} ({asked.where}), from token {offset:,}. First line: the text; below each token, the tokens that "
         f"followed its {count} nearest contexts in the memory, nearest first. Green: the token that came; some "
         f"neighbour is right at {right} of {len(rows)} tokens.",
         {"tokens": Tabular(["token", *(f"neighbour {rank}" for rank in range(1, count + 1))], lines)},
@@ -43,11 +47,11 @@ def neighbour_strips(asked: Asked) -> Analysis:
     )
 
 
-def _widths(lines: list[list]) -> list[float]:
+def _widths(lines: Lines) -> list[float]:
     return [max(len(cell) for cell in line if cell is not None) + 1.0 for line in lines]
 
 
-def _layout(lines: list[list]) -> list[tuple[int, int]]:
+def _layout(lines: Lines) -> list[tuple[int, int]]:
     """Which tokens stand on which line of the picture."""
     found, start, used = [], 0, 0.0
     for number, width in enumerate(_widths(lines)):
@@ -58,7 +62,7 @@ def _layout(lines: list[list]) -> list[tuple[int, int]]:
     return [*found, (start, len(lines))]
 
 
-def _draw(axes: Axes, lines, hits, layout, count: int) -> None:
+def _draw(axes: Axes, lines: Lines, hits: list[list[bool]], layout: list[tuple[int, int]], count: int) -> None:
     axes.set_axis_off()
     axes.set_xlim(0, _LINE)
     axes.set_ylim(len(layout) * (count + 1.7), 0)
@@ -70,7 +74,7 @@ def _draw(axes: Axes, lines, hits, layout, count: int) -> None:
             x += widths[column]
 
 
-def _column(axes: Axes, x: float, top: float, width: float, line: list, hits: list[bool]) -> None:
+def _column(axes: Axes, x: float, top: float, width: float, line: list[str | None], hits: list[bool]) -> None:
     about = {"ha": "center", "va": "center", "family": "monospace", "fontsize": 8}
     middle = x + width / 2
     write_text(axes, middle, top + 0.5, line[0], weight="bold", **about)

@@ -1,14 +1,20 @@
-"""Every analysis by its name."""
+"""Every analysis by its name, and how a user's wish becomes a call of it."""
 
 from collections.abc import Callable
+from pathlib import Path
+
+from rich.console import Console
 
 from spalm.errors import InputError
 from spalm.semiparametric import FinishedRun, HeldOut
+from spalm.study.ablation import cost_of_ablation
 from spalm.study.analysis import Analysis, Asked
 from spalm.study.by_neighbours import by_neighbours, made_before
-from spalm.study.comparisons import all_pairs, cost_of_ablation, neighbour_matches, training_curves
+from spalm.study.curves import training_curves
 from spalm.study.gates import gate_heatmap, gate_histogram
+from spalm.study.matches import neighbour_matches
 from spalm.study.outputs import output_analysis
+from spalm.study.pairs import all_pairs
 from spalm.study.passage import passage_of
 from spalm.study.slices import by_frequency, by_position
 from spalm.study.strips import neighbour_strips
@@ -26,6 +32,7 @@ ANALYSES: dict[str, Callable[[Asked], Analysis]] = {
     "ablation": cost_of_ablation,
     "curves": training_curves,
 }
+_LENGTH = 48
 
 
 def available(run: FinishedRun) -> list[str]:
@@ -33,18 +40,26 @@ def available(run: FinishedRun) -> list[str]:
     return [name for name in ANALYSES if name != "neighbours" or len(made_before(run)) > 2]
 
 
-def analyses(names: list[str]) -> list[Callable[[Asked], Analysis]]:
-    for name in names:
-        if name not in ANALYSES:
-            raise InputError(f"there is no analysis {name!r}; take of {', '.join(ANALYSES)}")
-    return [ANALYSES[name] for name in names]
-
-
-def ask(run: FinishedRun, split: HeldOut, model: str, first: int | None, length: int) -> Asked:
+def asked_for(
+    run: FinishedRun, split: HeldOut, model: str, first: int | None = None, length: int | None = None
+) -> Asked:
     """What a user wants to look at; refuses what the run does not have."""
-    if model not in run.models:
-        raise InputError(f"{run.directory} has no {model}; take one of {', '.join(run.models)}")
+    with_memory = [each for each in run.models if run.row(each)["without_long_term_memory"]]
+    if model not in with_memory:
+        raise InputError(f"--model {model}: it has no long-term memory; take one of {', '.join(with_memory)}")
     count = len(run.corpus.split(split))
     if first is not None and first >= count:
         raise InputError(f"--first {first:,}: {split} has {count:,} tokens; give less")
-    return Asked(run, split, model, passage_of(run, split, length, first))
+    passage = None if first is None and length is None else passage_of(run, split, length or _LENGTH, first)
+    return Asked(run, split, model, passage)
+
+
+def study(asked: Asked, names: list[str], folder: Path, console: Console) -> None:
+    """Makes some analyses, prints them and writes their files."""
+    for name in names:
+        if name not in ANALYSES:
+            raise InputError(f"there is no analysis {name!r}; take of {', '.join(ANALYSES)}")
+    for name in names:
+        found = ANALYSES[name](asked)
+        found.print(console)
+        found.write(folder)

@@ -1,0 +1,60 @@
+// One token: what the models expected there, and where its neighbours come from.
+
+import { grouped, make, shortly, word } from "./making.js";
+
+const $ = (id) => document.getElementById(id);
+
+// `switches`: which entries and documents are off, and what to do when one is switched.
+export function showDetail(found, between, switches) {
+  const focused = document.activeElement?.dataset?.keep;
+  const rows = Object.entries(found.probability).map(([name, probability]) =>
+    make("tr", { "data-model": name },
+      make("td", {}, name),
+      make("td", { class: "probability" }, shortly(probability)),
+      make("td", {}, found.network[name] < 1 ? `memory ${shortly(1 - found.network[name])}` : ""),
+      make("td", { class: "wrapped" }, ...found.likely[name].slice(0, 3).flatMap((each) =>
+        [word(each.shown, each.came), ` ${shortly(each.probability)}  `]))));
+  const head = ["model", "probability", "", "likeliest"].map((name) => make("th", { scope: "col" }, name));
+  $("chosen").replaceChildren(
+    make("h2", {}, "Token ", word(found.shown), ` at ${found.position}`),
+    make("div", { class: "scroll" }, make("table", {}, make("thead", {}, make("tr", {}, ...head)), make("tbody", {}, ...rows))),
+    make("h3", {}, found.neighbours.length ? "Neighbours, nearest first" : "The memory found nothing here"),
+    ...found.neighbours.map((each) => neighbour(each, between, switches)));
+  $("hint").hidden = true;
+  $("chosen").hidden = false;
+  for (const text of document.querySelectorAll("#chosen .text")) {
+    text.scrollTop = text.querySelector("mark").offsetTop - text.clientHeight / 2;
+  }
+  if (focused) document.querySelector(`[data-keep="${focused}"]`)?.focus();
+  const used = found.neighbours.filter((each) => each.on).length;
+  $("status").textContent = `${found.shown} at ${found.position}: ${used} neighbours shown, ${found.neighbours.length - used} of them off`;
+}
+
+function neighbour(each, between, switches) {
+  const model = $("model").value;
+  const weighted = model in each.weights ? model : Object.keys(each.weights)[0];
+  const documentOff = switches.documents.has(each.document_number);
+  return make("div", { class: each.on ? "neighbour" : "neighbour is-off", "data-id": each.id },
+    make("div", { class: "row" },
+      make("label", {},
+        make("input", {
+          type: "checkbox",
+          checked: each.on && "",
+          "data-keep": `entry-${each.id}`,
+          "aria-label": `use the neighbour ${each.shown} from ${each.document}`,
+          onchange: (event) => switches.entry(each, event.target.checked),
+        }),
+        word(each.shown, each.came)),
+      make("span", {}, `weight ${shortly(each.weights[weighted] || 0)} in ${weighted}`),
+      make("span", {}, `distance ${each.distance.toPrecision(4)}`)),
+    make("div", { class: "text" }, each.before + between, make("mark", { class: each.came ? "" : "other" }, each.token), between + each.after),
+    make("div", { class: "row" },
+      make("span", { class: "source" }, `${each.document}, token ${grouped(each.offset)}`),
+      make("button", {
+        type: "button",
+        class: "small",
+        "data-keep": `document-of-${each.id}`,
+        "aria-pressed": String(documentOff),
+        onclick: () => switches.document(each),
+      }, documentOff ? "switch document on" : "switch document off")));
+}

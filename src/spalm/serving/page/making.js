@@ -1,0 +1,17 @@
+// Parts of a page. Text from a corpus only ever becomes a text node: markup in it is never markup here.
+
+export function make(tag, attributes = {}, ...children) {
+  const made = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (name.startsWith("on")) made.addEventListener(name.slice(2), value);
+    else if (value !== false && value != null) made.setAttribute(name, value);
+  }
+  made.append(...children);
+  return made;
+}
+
+export const word = (shown, came = false) => make("span", { class: came ? "word came" : "word" }, shown);
+export const shortly = (value) => (value >= 0.0995 ? value.toFixed(2) : value.toPrecision(2));
+export const signed = (value) => (value < 0 ? "−" : "+") + Math.abs(value).toFixed(2);
+export const grouped = (count) => count.toLocaleString("en");
+export const mean = (values) => values.reduce((sum, value) => sum + value, 0) / values.length;

@@ -1,0 +1,151 @@
+// The passage: its tokens, what they are coloured by, and the tip beside the one that is pointed at.
+
+import { make, mean, shortly, signed, word } from "./making.js";
+
+const $ = (id) => document.getElementById(id);
+const LEGENDS = {
+  gain: "Green: the model gives the token more than what it is compared with; orange and dotted: less. Full at 3 nats.",
+  network: "The darker, the more the memory's word counts: one minus the gate, or the weight of the neighbours.",
+  surprise: "The darker, the less the model expected the token. Full at 10 nats.",
+};
+
+let found = null; // the server's answer
+let between = "";
+
+const colouring = () => document.querySelector("input[name=colour]:checked").value;
+
+function gain(model, position) {
+  const scores = found.models[model];
+  const against = $("against").value;
+  const other = against ? found.models[against].log_probabilities : scores.without_memory || scores.log_probabilities;
+  return scores.log_probabilities[position] - other[position];
+}
+
+const memoryShare = (scores, position) => (scores.network ? 1 - scores.network[position] : 0);
+
+// [colour, strength from 0 to 1, whether it is underlined too]
+function tint(model, position) {
+  const scores = found.models[model];
+  switch (colouring()) {
+    case "gain": {
+      const value = gain(model, position);
+      return [value < 0 ? "--loss" : "--gain", Math.min(1, Math.abs(value) / 3), value <= -0.5];
+    }
+    case "network":
+      return ["--memory", memoryShare(scores, position), false];
+    default:
+      return ["--surprise", Math.min(1, -scores.log_probabilities[position] / 10), false];
+  }
+}
+
+function describe(model, position) {
+  const scores = found.models[model];
+  const own = scores.log_probabilities[position];
+  const colour = {
+    gain: `gain ${signed(gain(model, position))}`,
+    network: `memory ${shortly(memoryShare(scores, position))}`,
+    surprise: `surprise ${(-own).toFixed(1)}`,
+  }[colouring()];
+  return `${found.shown[position]}, probability ${shortly(Math.exp(own))}, ${colour}`;
+}
+
+export function showPassage(answer, betweenTokens) {
+  found = answer;
+  between = betweenTokens;
+  const beside = $("beside").value;
+  const models = beside ? [$("model").value, beside] : [$("model").value];
+  $("panes").replaceChildren(
+    ...models.map((model) =>
+      make("div", { class: "pane" }, models.length > 1 ? make("h3", {}, model) : "", pane(model))),
+  );
+  paint();
+}
+
+function pane(model) {
+  const pieces = document.createDocumentFragment();
+  found.tokens.forEach((token, position) => {
+    pieces.append(make("span", {
+      class: token === found.shown[position] && !/\w/.test(token) ? "token blank" : "token",
+      role: "option",
+      "data-position": position,
+      "aria-selected": "false",
+      "aria-describedby": "tip",
+      tabindex: "-1",
+    }, token), between);
+    if (found.breaks[position]) pieces.append(make("br"));
+  });
+  return make("div", { class: "passage", role: "listbox", "aria-label": `Passage under ${model}`, "data-model": model }, pieces);
+}
+
+// New numbers or another colour for tokens that are there already.
+export function paint(answer = found) {
+  found = answer;
+  for (const passage of document.querySelectorAll(".passage")) {
+    const model = passage.dataset.model;
+    for (const piece of passage.querySelectorAll(".token")) {
+      const position = Number(piece.dataset.position);
+      const [hue, strength, under] = tint(model, position);
+      piece.style.setProperty("--tint", `var(${hue})`);
+      piece.style.setProperty("--strength", strength.toFixed(3));
+      piece.classList.toggle("under", under);
+      piece.setAttribute("aria-label", describe(model, position));
+    }
+  }
+  $("legend").textContent = LEGENDS[colouring()];
+  $("against-label").hidden = colouring() !== "gain";
+  showSummary();
+}
+
+function showSummary() {
+  $("summary").tBodies[0].replaceChildren(
+    ...Object.entries(found.models).map(([name, scores]) => {
+      const own = mean(scores.log_probabilities);
+      const alone = scores.without_memory && mean(scores.without_memory);
+      return make("tr", { "data-model": name },
+        make("td", {}, name),
+        make("td", { class: "perplexity" }, Math.exp(-own).toFixed(2)),
+        make("td", {}, alone === undefined ? "" : Math.exp(-alone).toFixed(2)),
+        make("td", {}, (-own).toFixed(3)));
+    }),
+  );
+}
+
+// The token that the keyboard is at, and the one whose neighbours are shown.
+export function choose(position, selected) {
+  for (const piece of document.querySelectorAll('.token[tabindex="0"], .token[aria-selected=true]')) {
+    piece.tabIndex = -1;
+    piece.setAttribute("aria-selected", "false");
+  }
+  for (const piece of tokensAt(position)) piece.tabIndex = 0;
+  if (selected !== null) for (const piece of tokensAt(selected)) piece.setAttribute("aria-selected", "true");
+}
+
+const tokensAt = (position) => document.querySelectorAll(`.token[data-position="${position}"]`);
+
+export function focusToken(position, within = document) {
+  within.querySelector(`.token[data-position="${position}"]`)?.focus();
+}
+
+export function whereTo(key, position) {
+  const last = found.tokens.length - 1;
+  const to = { ArrowRight: position + 1, ArrowDown: position + 10, ArrowLeft: position - 1, ArrowUp: position - 10, Home: 0, End: last }[key];
+  return to === undefined ? null : Math.max(0, Math.min(last, to));
+}
+
+export function showTip(piece) {
+  const position = Number(piece.dataset.position);
+  const rows = Object.entries(found.models).map(([name, scores]) =>
+    make("tr", { "data-model": name },
+      make("td", {}, name),
+      make("td", { class: "probability" }, shortly(Math.exp(scores.log_probabilities[position]))),
+      make("td", {}, scores.network ? `memory ${shortly(memoryShare(scores, position))}` : "")));
+  $("tip").replaceChildren(make("div", {}, word(found.shown[position])), make("table", {}, make("tbody", {}, ...rows)));
+  $("tip").hidden = false;
+  const box = piece.getBoundingClientRect();
+  const own = $("tip").getBoundingClientRect();
+  const below = box.bottom + 6 + own.height < window.innerHeight;
+  $("tip").style.left = `${Math.max(8, Math.min(box.left, window.innerWidth - own.width - 8))}px`;
+  $("tip").style.top = `${below ? box.bottom + 6 : Math.max(8, box.top - own.height - 6)}px`;
+}
+
+export const hideTip = () => ($("tip").hidden = true);

@@ -1,0 +1,54 @@
+"""How often a neighbour is right (the paper's section 5.4)."""
+
+import numpy as np
+from matplotlib.axes import Axes
+
+from spalm.corpus import SPLITS, Split
+from spalm.study.analysis import Analysis, Asked, Cell, Tabular
+from spalm.study.drawing import COLOURS, powers_of_two
+
+_CELLS = 1 << 19
+"""Neighbours that are looked at together."""
+
+
+def neighbour_matches(asked: Asked) -> Analysis:
+    """How often a neighbour's token is the one that comes, by rank, on train, dev and test."""
+    shares = {split: _matches(asked, split) for split in SPLITS}
+    ranks = max(map(len, shares.values()))
+    rows: list[list[Cell]] = [
+        [rank + 1, *(shares[split][rank] if rank < len(shares[split]) else None for split in SPLITS)]
+        for rank in range(ranks)
+    ]
+    return Analysis(
+        "matches",
+        "How often a neighbour is right",
+        "Share of positions whose neighbour of that rank was followed by the token that comes. Training positions look "
+        "outside of what is excluded for them; if they did better than dev, the gate would learn to trust too much.",
+        {"ranks": Tabular(["rank", *SPLITS], rows)},
+        lambda axes: _draw_matches(axes, shares),
+    )
+
+
+def _matches(asked: Asked, split: Split) -> list[float | None]:
+    """By rank, among the positions that have a neighbour of that rank."""
+    run, text = asked.run, asked.run.corpus.split(split)
+    entries = run.memory.entries()
+    right = there = np.zeros(run.neighbours.array(f"{split}.ids").shape[1], np.int64)
+    step = max(1, _CELLS // right.size)
+    for start in range(0, len(text), step):
+        rows = np.arange(start, min(len(text), start + step))
+        tokens = entries.tokens_of(run.neighbours.read(split, rows)[0])
+        right, there = right + (tokens == text.targets(rows)[:, None]).sum(0), there + (tokens >= 0).sum(0)
+    return [hits / some if some else None for hits, some in zip(right.tolist(), there.tolist())]
+
+
+def _draw_matches(axes: Axes, shares: dict[Split, list[float | None]]) -> None:
+    for number, (split, values) in enumerate(shares.items()):
+        ranks = [rank for rank, value in enumerate(values) if value is not None]
+        shown = [100 * values[rank] for rank in ranks]
+        axes.plot([rank + 1 for rank in ranks], shown, "o-", ms=3, lw=1.2, label=split, color=COLOURS[number])
+    powers_of_two(axes, [2**power for power in range(max(map(len, shares.values())).bit_length())])
+    axes.set_xlabel("rank of the neighbour")
+    axes.set_ylabel("% right")
+    axes.set_ylim(bottom=0)
+    axes.legend()
