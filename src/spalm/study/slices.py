@@ -14,23 +14,19 @@ Bins = dict[str, np.ndarray]
 
 def frequency_bins(run: FinishedRun, targets: np.ndarray) -> Bins:
     """Positions by how often their token comes in the training text: never, then by powers of ten."""
-    counts = run.token_counts[targets]
-    found = {"never": counts == 0}
-    low = 1
-    while low <= counts.max(initial=0):
-        found[f"{low:,} to {10 * low - 1:,}"] = (counts >= low) & (counts < 10 * low)
-        low *= 10
-    return found
+    return _by_powers(run.token_counts[targets], "never", 1, 10)
 
 
 def position_bins(text: TokenStream) -> Bins:
     """Positions by how many tokens of their document come before: up to 64, then by powers of two."""
-    before = np.arange(len(text)) - np.repeat(text.begins, text.ends - text.begins)
-    found = {"0 to 63": before < 64}
-    low = 64
-    while low <= before.max(initial=0):
-        found[f"{low:,} to {2 * low - 1:,}"] = (before >= low) & (before < 2 * low)
-        low *= 2
+    return _by_powers(np.arange(len(text)) - np.repeat(text.begins, text.ends - text.begins), "0 to 63", 64, 2)
+
+
+def _by_powers(values: np.ndarray, first: str, low: int, factor: int) -> Bins:
+    found = {first: values < low}
+    while low <= values.max(initial=0):
+        found[f"{low:,} to {factor * low - 1:,}"] = (values >= low) & (values < factor * low)
+        low *= factor
     return found
 
 

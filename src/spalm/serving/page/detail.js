@@ -12,8 +12,8 @@ export function showDetail(found, between, switches) {
       make("td", {}, name),
       make("td", { class: "probability" }, shortly(probability)),
       make("td", {}, found.network[name] < 1 ? `memory ${shortly(1 - found.network[name])}` : ""),
-      make("td", { class: "wrapped" }, ...found.likely[name].slice(0, 3).flatMap((each) =>
-        [word(each.shown, each.came), ` ${shortly(each.probability)}  `]))));
+      make("td", { class: "wrapped" }, ...found.likely[name].slice(0, 3).map((each) =>
+        make("span", { class: "pair" }, word(each.shown, each.came), ` ${shortly(each.probability)}`)))));
   const head = ["model", "probability", "", "likeliest"].map((name) => make("th", { scope: "col" }, name));
   $("chosen").replaceChildren(
     make("h2", {}, "Token ", word(found.shown), ` at ${found.position}`),
@@ -26,8 +26,8 @@ export function showDetail(found, between, switches) {
     text.scrollTop = text.querySelector("mark").offsetTop - text.clientHeight / 2;
   }
   if (focused) document.querySelector(`[data-keep="${focused}"]`)?.focus();
-  const used = found.neighbours.filter((each) => each.on).length;
-  $("status").textContent = `${found.shown} at ${found.position}: ${used} neighbours shown, ${found.neighbours.length - used} of them off`;
+  const on = found.neighbours.filter((each) => each.on).length;
+  $("status").textContent = `${found.shown} at ${found.position}: ${on} neighbours on, ${found.neighbours.length - on} off`;
 }
 
 function neighbour(each, between, switches) {
