@@ -6,6 +6,8 @@ from spalm.corpus.tokeniser import Tokeniser
 
 _SIGNS = {"\n": "↵", "\t": "→", " ": "·", "\u00a0": "␣"}
 
+_IN_TEXT = {" ": " ", "\n": "↵\n"}
+
 
 def shown(tokeniser: Tokeniser, token: int) -> str:
     """A token with its blanks, line ends and other invisible signs made visible."""
@@ -13,11 +15,11 @@ def shown(tokeniser: Tokeniser, token: int) -> str:
 
 
 def in_text(tokeniser: Tokeniser, token: int) -> str:
-    """A token as a part of a text: spaces stay spaces, unless there is nothing else."""
+    """A token as a part of a text: spaces stay spaces, unless there is nothing else, and lines end with a sign."""
     text = tokeniser.spell(token)
-    if not text.strip():
+    if not text.strip() and "\n" not in text:
         return shown(tokeniser, token)
-    return "".join(letter if letter == " " else _SIGNS.get(letter) or _visible(letter) for letter in text)
+    return "".join(_IN_TEXT.get(letter) or _SIGNS.get(letter) or _visible(letter) for letter in text)
 
 
 def _visible(letter: str) -> str:

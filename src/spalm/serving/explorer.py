@@ -154,7 +154,6 @@ class Explorer:
             "title": read.title,
             "tokens": [in_text(tokeniser, token) for token in read.tokens.tolist()],
             "shown": [shown(tokeniser, token) for token in read.tokens.tolist()],
-            "breaks": ["\n" in tokeniser.spell(token) for token in read.tokens.tolist()],
             "models": models,
         }
 

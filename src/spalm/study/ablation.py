@@ -22,7 +22,7 @@ def cost_of_ablation(asked: Asked) -> Analysis:
     return Analysis(
         "ablation",
         "What it costs to take the memory away",
-        f"{run.unit} on {asked.where} with the long-term memory and without it. A model that learned to lean on its "
+        f"{run.unit} ({asked.where}) with the long-term memory and without it. A model that learned to lean on its "
         "memory is worse without it than one that never had any.",
         {"models": Tabular(["model", "with", "without", "% worse without"], rows)},
         lambda axes: _draw_ablation(axes, rows, run.unit),

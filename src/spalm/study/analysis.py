@@ -96,7 +96,7 @@ class Asked:
     @property
     def where(self) -> str:
         """For captions: which text, read how."""
-        return f"{self.split} (M = {self.run.memory_length:,})"
+        return f"{self.split}, M = {self.run.memory_length:,}"
 
     @property
     def unit_of_tokens(self) -> str:

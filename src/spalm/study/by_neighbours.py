@@ -117,7 +117,7 @@ def by_neighbours(asked: Asked) -> Analysis:
     return Analysis(
         "neighbours",
         "By number of neighbours",
-        f"{run.unit} of SPALM on {asked.where}. Retrained: trained with that number. At test: the run's own SPALM, "
+        f"{run.unit} of SPALM ({asked.where}). Retrained: trained with that number. At test: the run's own SPALM, "
         f"trained with {own}, given that number." + (" Paper: WikiText-103 dev, retrained." if paper else ""),
         {"counts": Tabular(["neighbours", "retrained", "at test", *(["paper"] if paper else [])], rows)},
         lambda axes: _draw(axes, rows, run.unit),

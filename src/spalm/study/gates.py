@@ -31,7 +31,7 @@ def gate_histogram(asked: Asked) -> Analysis:
     return Analysis(
         "gates",
         "Values of the gate",
-        f"g of SPALM on {asked.where}, {dimensions}; mean {mean:.3f}. At 1 the prediction is the network's alone, at 0 "
+        f"g of SPALM ({asked.where}), {dimensions}; mean {mean:.3f}. At 1 the prediction is the network's alone, at 0 "
         "the memory's.",
         {"histogram": Tabular(["from", "to", "values", "share"], rows)},
         lambda axes: _draw_histogram(axes, edges, shares, mean),

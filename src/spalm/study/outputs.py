@@ -42,7 +42,7 @@ def output_analysis(asked: Asked) -> Analysis:
     return Analysis(
         "outputs",
         "Which tokens the memories help",
-        f"Tokens of {asked.where} whose probability rises (gains) or falls (losses) by at least {BAR}: short-term is "
+        f"Tokens ({asked.where}) whose probability rises (gains) or falls (losses) by at least {BAR}: short-term is "
         f"transformer-xl against transformer, long-term {long} against transformer-xl. By how often the token comes in "
         "the training text. Nats: log-probability gained by the long-term memory in all.",
         tables,
@@ -89,7 +89,7 @@ def _draw(axes: Axes, rows: list[list[Cell]], kinds: list[str]) -> None:
             places + offset, np.multiply(sign, shares), 0.38, label=kind, color=colour, alpha=0.55 if sign < 0 else 1
         )
     axes.axhline(0, lw=0.8, color=COLOURS[5])
-    axes.set_xticks(places, [row[0] for row in rows])
+    axes.set_xticks(places, [row[0] for row in rows], rotation=20, ha="right")
     axes.set_xlabel("times that the token comes in the training text")
     axes.set_ylabel("% of positions that gain (up) or lose (down)")
     axes.legend(ncols=2, fontsize="small")

@@ -20,7 +20,7 @@ def all_pairs(asked: Asked) -> Analysis:
     return Analysis(
         "significance",
         "Every model against every other",
-        f"Mean gain in log-probability per token of {asked.where}, in nats, of the second model over the first, and p "
+        f"Mean gain in log-probability per token ({asked.where}; nats) of the second model over the first, and p "
         "of Wilcoxon's signed-rank test (two-sided) on the same tokens. In the picture: the gain of a column's model "
         "over a row's; n.s.: p of 0.05 or more.",
         {"pairs": Tabular(["model", "against", "gain", "p"], rows)},

@@ -37,7 +37,6 @@ class Piece:
     colour: str
     """A class of the page's style: how much the memory helped or harmed."""
     title: str
-    breaks: bool
 
 
 def write_report(run: FinishedRun, folder: Path) -> Path:
@@ -139,7 +138,6 @@ def _passage(run: FinishedRun, rows: np.ndarray) -> dict[str, Any]:
                 _colour(gain),
                 f"transformer-xl {math.exp(without[number]):.3f}, spalm {math.exp(with_memory[number]):.3f} "
                 f"({gain:+.2f} nats), gate {gates[number]:.2f}; retrieved: {near}",
-                "\n" in tokeniser.spell(target),
             )
         )
     document, offset = text.document_of(int(rows[0]))

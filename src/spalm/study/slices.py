@@ -52,7 +52,7 @@ def _sliced(asked: Asked, name: str, title: str, what: str, bins: Bins) -> Analy
     return Analysis(
         name,
         title,
-        f"{asked.unit_of_tokens} of every model on {asked.where}; {what}: as on the axis.",
+        f"{asked.unit_of_tokens} of every model ({asked.where}); {what}: as on the axis.",
         {"parts": Tabular([what, "positions", *models], rows)},
         lambda axes: _draw(axes, rows, models, what, asked.unit_of_tokens),
         data={"split": asked.split, "unit": asked.unit_of_tokens},

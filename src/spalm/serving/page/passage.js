@@ -65,14 +65,13 @@ function pane(model) {
   const pieces = document.createDocumentFragment();
   found.tokens.forEach((token, position) => {
     pieces.append(make("span", {
-      class: token === found.shown[position] && !/\w/.test(token) ? "token blank" : "token",
+      class: /[^\s↵·]/.test(token) ? "token" : "token blank",
       role: "option",
       "data-position": position,
       "aria-selected": "false",
       "aria-describedby": "tip",
       tabindex: "-1",
     }, token), between);
-    if (found.breaks[position]) pieces.append(make("br"));
   });
   return make("div", { class: "passage", role: "listbox", "aria-label": `Passage under ${model}`, "data-model": model }, pieces);
 }
