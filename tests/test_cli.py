@@ -41,6 +41,11 @@ def spalm(*arguments, **more) -> subprocess.CompletedProcess:
     return subprocess.run([*SPALM, *map(str, arguments)], capture_output=True, text=True, **more)
 
 
+def _heed_the_keyboard() -> None:
+    """In a new process: as in a terminal, even where the tests themselves run in the background."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def refused(*arguments, **more) -> str:
     """What a refused command says: one line, without a traceback."""
     found = spalm(*arguments, **more)
@@ -101,7 +106,7 @@ def _look_at(run: Path) -> None:
 
 def test_the_explorer_is_served_until_it_is_stopped(finished):
     command = [*SPALM, "explore", str(finished.directory), "--port", "0"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, preexec_fn=_heed_the_keyboard) as server:
         said = ""
         while "the explorer is at" not in said:
             line = server.stderr.readline()
@@ -210,7 +215,7 @@ def test_text_that_looks_like_markup(tmp_path):
 
 def test_interrupted_from_the_keyboard(recipe, tmp_path):
     command = [*SPALM, "train", str(recipe), "transformer", "training.steps=100000", "--out", str(tmp_path / "run")]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, preexec_fn=_heed_the_keyboard)
     while not (tmp_path / "run" / "transformer" / "metrics.jsonl").exists():
         assert process.poll() is None
         time.sleep(0.05)
