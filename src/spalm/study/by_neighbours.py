@@ -1,4 +1,4 @@
-"""Perplexity by number of neighbours (the paper's table 6), in two ways that are told apart:
+"""Perplexity by number of neighbours (the paper's table 5), in two ways that are told apart:
 
 - retrained: for each number a SPALM is trained with it, as in the paper. Hours at the paper's size;
 - at test only: the run's own SPALM is given more or fewer neighbours than it was trained with. Minutes.

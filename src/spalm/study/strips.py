@@ -1,4 +1,4 @@
-"""Neighbour strips (the paper's figures 3 and 4): a passage, and below each token what the memory proposed for it."""
+"""Neighbour strips (the paper's figures 2 and 3): a passage, and below each token what the memory proposed for it."""
 
 from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
