@@ -78,7 +78,7 @@ def read(page, text: str) -> None:
 
 def shown_probabilities(page, where: str) -> dict[str, str]:
     rows = page.locator(f"{where} tr[data-model]")
-    return {row.get_attribute("data-model"): row.locator(".probability").inner_text() for row in rows.all()}
+    return {row.get_attribute("data-model"): row.locator(".probability").text_content() for row in rows.all()}
 
 
 def same(shown: dict[str, str], expected: dict[str, float]) -> bool:
@@ -104,8 +104,8 @@ def test_paste_hover_click_and_switch_a_neighbour_off(page, api):
     assert page.locator(".neighbour").count() == len(token["neighbours"])
     first = page.locator(".neighbour").first
     assert first.get_attribute("data-id") == str(token["neighbours"][0]["id"])
-    assert token["neighbours"][0]["document"] in first.inner_text()
-    assert f"distance {token['neighbours'][0]['distance']:.4g}"[:13] in first.inner_text()
+    assert token["neighbours"][0]["document"] in first.text_content()
+    assert f"distance {token['neighbours'][0]['distance']:.4g}"[:13] in first.text_content()
 
     off = token["neighbours"][0]["id"]
     with page.expect_response("**/api/token"):
@@ -115,7 +115,7 @@ def test_paste_hover_click_and_switch_a_neighbour_off(page, api):
     assert without["probability"]["spalm"] != token["probability"]["spalm"]
     assert same(shown_probabilities(page, "#chosen"), without["probability"])
     changed = api("passage", text=SENTENCE, entries_off=[off])["models"]["spalm"]["log_probabilities"]
-    perplexity = page.locator('#summary tr[data-model="spalm"] .perplexity').inner_text()
+    perplexity = page.locator('#summary tr[data-model="spalm"] .perplexity').text_content()
     assert float(perplexity) == pytest.approx(math.exp(-sum(changed) / len(changed)), abs=0.01)
 
     with page.expect_response("**/api/token"):
@@ -140,7 +140,7 @@ def test_a_whole_document_is_switched_off(page, api):
 def test_markup_in_a_text_is_text_on_the_page(page):
     hostile = "<script>alert(1)</script> <img src=x onerror=alert(3)> ka1"
     read(page, hostile)
-    assert page.locator(".token").first.inner_text() == "<script>alert(1)</script>"
+    assert page.locator(".token").first.text_content() == "<script>alert(1)</script>"
     page.click('.token[data-position="0"]')
     page.wait_for_selector(".neighbour")
     assert page.locator("main script, main img").count() == 0
@@ -161,7 +161,7 @@ def test_it_can_be_used_from_the_keyboard(page):
         page.keyboard.press("ArrowRight")
     page.keyboard.press("Enter")
     page.wait_for_selector(".neighbour")
-    assert "at 2" in page.locator("#chosen h2").inner_text()
+    assert "at 2" in page.locator("#chosen h2").text_content()
     fields = "[...document.querySelectorAll('input, select, textarea')]"
     assert page.evaluate(f"{fields}.filter((each) => !each.labels.length && !each.ariaLabel).length") == 0
 
@@ -183,7 +183,7 @@ def test_the_keyboard_stays_where_it_is(page):
             page.keyboard.press("Space")
         page.wait_for_function(QUIET)
         assert page.evaluate("document.activeElement.dataset.keep") == kept
-    assert "off" in page.locator("#status").inner_text()
+    assert "off" in page.locator("#status").text_content()
     page.locator("#off button").focus()
     with page.expect_response("**/api/token"):
         page.keyboard.press("Enter")
@@ -200,7 +200,7 @@ def test_a_late_answer_does_not_overtake(page):
     page.wait_for_selector(".neighbour")
     held[0].continue_()
     page.wait_for_function(QUIET)
-    assert "at 4" in page.locator("#chosen h2").inner_text()
+    assert "at 4" in page.locator("#chosen h2").text_content()
     assert page.locator(".token[aria-selected=true]").get_attribute("data-position") == "4"
 
 
