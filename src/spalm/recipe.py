@@ -32,6 +32,7 @@ from spalm.semiparametric import (
     HELD_OUT,
     RECIPE,
     AdaptiveSettings,
+    FinishedRun,
     KnnSettings,
     Records,
     SpalmModelSettings,
@@ -264,6 +265,7 @@ class Run:
         rows = [each for name in ROWS for each in self.rows(name)]
         artifact.write_atomically(self.directory / RECIPE, yaml.safe_dump(self.recipe.as_json(), sort_keys=False))
         write_results(rows, self.directory)
+        _look_like_a_model(FinishedRun(self.directory))
         print_results(rows, self.recipe.title, [each.model_dump() for each in self.recipe.paper], console)
         self._show_passage(console)
         console.print(f"written to {self.directory / 'results.json'}", highlight=False)
@@ -274,3 +276,9 @@ class Run:
         rows = where_memory_helped(self.corpus.split("test"), spalm, reference, "test", length)
         console.print("Where the long-term memory helped most in test; retrieved tokens that came are in green.")
         print_passage(self.corpus, "test", rows, spalm, reference, self.memory.entries(), console)
+
+
+def _look_like_a_model(run: FinishedRun) -> None:
+    from spalm.serving.model_files import look_like_a_model  # the server's libraries take their time
+
+    look_like_a_model(run)

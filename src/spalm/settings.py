@@ -1,7 +1,7 @@
 """Settings: typed, documented, and closed. Each class of settings sits beside the thing it configures."""
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import pydantic
 import yaml
@@ -26,6 +26,9 @@ class Settings(pydantic.BaseModel):
 
     def as_json(self) -> dict[str, Any]:
         return self.model_dump(mode="json")
+
+
+Group = TypeVar("Group", bound=Settings)
 
 
 def _first_problem(cls: type[Settings], error: pydantic.ValidationError) -> str:
@@ -98,6 +101,11 @@ def override(values: dict[str, Any], assignments: list[str]) -> dict[str, Any]:
             raise InputError(f"{assignment!r}: {text!r} is not a YAML value; quote it") from None
         values = _assign(values, key.split("."), value, assignment)
     return values
+
+
+def read_settings(cls: type[Group], assignments: list[str]) -> Group:
+    """The defaults, with `key=value` assignments laid over them."""
+    return cls.parse(override({}, assignments), "settings")
 
 
 def _assign(values: Any, path: list[str], value: Any, assignment: str) -> dict[str, Any]:

@@ -14,6 +14,8 @@ WIDTH = 7
 class StubEncoder:
     """The key of a position is a fixed random vector of its token and the one before it."""
 
+    entries_per_shard = None
+
     def __init__(self, digest: str = "stub", width: int = WIDTH, vocabulary: int = 50):
         self.digest, self.width, self.vocabulary = digest, width, vocabulary
         self.reading = SimpleNamespace(stride=2, segment=4, memory=0)

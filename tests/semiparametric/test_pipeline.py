@@ -100,5 +100,6 @@ def test_in_half_precision_and_compiled_it_is_nearly_the_same(run):
     with torch.autocast("cpu", torch.bfloat16):
         half, _ = segment_loss(spalm, retriever, 16, batch, [])
     assert float(half) == pytest.approx(float(plain), rel=0.02)
-    compiled = torch.compile(lambda batch: segment_loss(spalm, retriever, 16, batch, [])[0], backend="eager")
+    look = torch.compiler.disable(retriever.__call__)
+    compiled = torch.compile(lambda batch: segment_loss(spalm, look, 16, batch, [])[0], backend="eager")
     assert float(compiled(batch)) == pytest.approx(float(plain), rel=1e-5)

@@ -1,12 +1,15 @@
-"""Tokenisers: words of tokenised text, byte-level BPE, bytes. All read bytes and give ids; all can spell an id.
+"""Tokenisers: words of tokenised text, byte-level BPE, bytes, those of pretrained models.
 
+All read bytes and give ids; all can spell an id.
 Ids are in order of falling frequency for words and BPE, which is what an adaptive softmax needs.
 """
 
 import json
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
+from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -14,6 +17,8 @@ from pydantic import Field
 from tokenizers import Tokenizer as Bpe
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
+from spalm.corpus.pretrained import PretrainedTokens
+from spalm.corpus.spelling import spelled, spelled_letters
 from spalm.errors import InputError
 from spalm.settings import Settings
 
@@ -23,8 +28,11 @@ END_OF_DOCUMENT = "<|document|>"
 
 
 class TokeniserSettings(Settings):
-    kind: Literal["words", "bpe", "bytes"]
-    """words: text that is split already, a line end is <eos>; bpe: byte-level, learned from train; bytes."""
+    kind: Literal["words", "bpe", "bytes", "pretrained"]
+    """words: text that is split already, a line end is <eos>; bpe: byte-level, learned from train; bytes;
+    pretrained: of a pretrained model."""
+    path: str | None = None
+    """pretrained: the model's folder, with config.json and tokenizer.json."""
     size: int | None = Field(None, gt=1)
     """Vocabulary size of bpe, or the most words to keep; bytes have 256."""
     mark_documents: bool = True
@@ -39,8 +47,14 @@ class Tokeniser(Protocol):
     size: int
     start: int
     end_of_document: int | None
+    ends: frozenset[int]
+    """Tokens with which a model ends what it writes."""
     between: str
     """What stands between tokens where they are shown one by one."""
+
+    def prompt(self, text: str) -> list[int]:
+        """What a model is given to go on with a text: never nothing."""
+        ...
 
     def encode(self, pieces: Sequence[bytes]) -> list[np.ndarray]: ...
     def decode(self, ids: Iterable[int]) -> str: ...
@@ -51,7 +65,24 @@ class Tokeniser(Protocol):
     def to_json(self) -> dict[str, Any]: ...
 
 
-class Bytes:
+class OwnTokens(ABC):
+    """What the tokenisers of our own models share: a text begins with the start symbol."""
+
+    start: int
+    end_of_document: int | None
+
+    @property
+    def ends(self) -> frozenset[int]:
+        return frozenset() if self.end_of_document is None else frozenset([self.end_of_document])
+
+    def prompt(self, text: str) -> list[int]:
+        return [self.start, *self.encode([text.encode()])[0].tolist()]
+
+    @abstractmethod
+    def encode(self, pieces: Sequence[bytes]) -> list[np.ndarray]: ...
+
+
+class Bytes(OwnTokens):
     """The 256 bytes themselves."""
 
     size = 256
@@ -66,13 +97,13 @@ class Bytes:
         return bytes(ids).decode("utf-8", "replace")
 
     def spell(self, id: int) -> str:
-        return _spelled(bytes([id]))
+        return spelled(bytes([id]))
 
     def to_json(self) -> dict[str, Any]:
         return {"kind": "bytes"}
 
 
-class Words:
+class Words(OwnTokens):
     """White-space separated words, with <eos> for every line end: the convention of WikiText's published figures."""
 
     end_of_document = None
@@ -115,7 +146,7 @@ class Words:
         return {"kind": "words", "words": self._words}
 
 
-class SubWords:
+class SubWords(OwnTokens):
     """Byte-level BPE: any text is spelled exactly, nothing is unknown."""
 
     between = ""
@@ -152,27 +183,10 @@ class SubWords:
 
     def spell(self, id: int) -> str:
         token = self._bpe.id_to_token(id)
-        return token if token == END_OF_DOCUMENT else _spelled(bytes(_LETTERS_TO_BYTES[letter] for letter in token))
+        return token if token == END_OF_DOCUMENT else spelled_letters(token)
 
     def to_json(self) -> dict[str, Any]:
         return {"kind": "bpe", "mark_documents": self._mark_documents, "bpe": json.loads(self._bpe.to_str())}
-
-
-def _spelled(content: bytes) -> str:
-    try:
-        return content.decode()
-    except UnicodeDecodeError:
-        return f"⟨{content.hex().upper()}⟩"
-
-
-def _letters_to_bytes() -> dict[str, int]:
-    """Byte-level BPE writes each byte as a letter: printable ones as themselves, the others from U+0100 on."""
-    itself = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in itself]
-    return {chr(byte): byte for byte in itself} | {chr(0x100 + number): byte for number, byte in enumerate(others)}
-
-
-_LETTERS_TO_BYTES = _letters_to_bytes()
 
 
 def from_json(content: dict[str, Any]) -> Tokeniser:
@@ -181,6 +195,8 @@ def from_json(content: dict[str, Any]) -> Tokeniser:
             return Bytes()
         case "words":
             return Words(content["words"])
+        case "pretrained":
+            return PretrainedTokens.from_json(content)
         case _:
             return SubWords(Bpe.from_str(json.dumps(content["bpe"])), content["mark_documents"])
 
@@ -194,6 +210,10 @@ def learn(settings: TokeniserSettings, pieces: Callable[[], Iterator[bytes]]) ->
             return Bytes()
         case "words":
             return Words.learn(pieces(), settings.size)
+        case "pretrained":
+            if settings.path is None:
+                raise InputError("corpus.tokeniser.path is missing: give the folder of the pretrained model")
+            return PretrainedTokens.of_model(Path(settings.path))
         case _:
             if settings.size is None:
                 raise InputError("corpus.tokeniser.size is missing: give the size of the bpe, such as 8192")

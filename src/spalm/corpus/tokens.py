@@ -53,6 +53,12 @@ class TokenStream:
         number = int(self.documents_of(np.array(position)))
         return self.names[number], position - int(self.begins[number])
 
+    def beginning(self, count: int) -> "TokenStream":
+        """Its first tokens, the last document cut where they end."""
+        documents = int(np.searchsorted(self.begins, count)) if count < len(self) else len(self.ends)
+        ends = np.minimum(self.ends[:documents], count)
+        return TokenStream(self.tokens[:count], ends, lambda: self.names[:documents], self.start)
+
     def targets(self, positions: np.ndarray) -> np.ndarray:
         """x_{t+1}: the tokens to be predicted at `positions`."""
         return self.tokens[positions].astype(np.int64)

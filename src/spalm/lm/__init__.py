@@ -1,5 +1,6 @@
 """Tokens in, a language model out: relative attention, transformer-XL, tied vocabularies, how a model reads text."""
 
+from spalm.lm.following import Following
 from spalm.lm.interface import LanguageModel
 from spalm.lm.reading import Reading, hidden_states, log_probabilities
 from spalm.lm.state import State, remembered
@@ -9,6 +10,7 @@ from spalm.lm.vocabulary import AdaptiveVocabulary, Vocabulary
 
 __all__ = [
     "AdaptiveVocabulary",
+    "Following",
     "LanguageModel",
     "ModelSettings",
     "NetworkSettings",

@@ -3,7 +3,8 @@
 With a short-term memory, a segment's hidden states depend on nothing further back than `layers` times its reach. So a
 lane that starts that many segments early, on the same grid of segments, arrives with exactly the state of the one
 stream that read everything: batched and unbatched evaluation are the same numbers. Without a memory, windows overlap
-instead: each of them reads `segment` tokens and keeps the hidden states of its last `stride`.
+instead: each of them reads `segment` tokens and keeps the hidden states of its last `stride`. Documents may be read
+each from its own beginning, so that nothing of one is in the hidden states of another.
 """
 
 from collections.abc import Callable, Iterator
@@ -33,6 +34,8 @@ class Reading:
     """Places of the stream that are read side by side."""
     warm_up: int
     """Segments to read before the first that is wanted, so that the memory is what it would be in one stream."""
+    by_document: bool = False
+    """Without a memory: windows begin anew with each document, after a start symbol."""
 
     @classmethod
     def of(cls, layers: int, segment: int, memory: int, lanes: int, stride: int | None = None) -> "Reading":
@@ -51,8 +54,8 @@ def hidden_states(
 
     `start` must lie on the grid of strides, so that a position's result does not depend on where reading began.
     """
-    assert start % reading.stride == 0
-    run = _carried if reading.memory else _windows
+    assert reading.by_document or start % reading.stride == 0
+    run = _by_document if reading.by_document else _carried if reading.memory else _windows
     for positions, hidden in run(model, split, reading, start, stop, device):
         wanted = (positions >= start) & (positions < stop)
         if wanted.all():
@@ -77,6 +80,34 @@ def _windows(model, split, reading: Reading, start: int, stop: int, device) -> I
         hidden = model.hidden(_inputs(split, positions, device), None)
         kept = min(context, length - reading.stride)
         yield positions[:, kept:], hidden[:, kept:]
+
+
+def _by_document(model, split, reading: Reading, start: int, stop: int, device) -> Iterator[tuple[np.ndarray, Tensor]]:
+    """Overlapping windows within documents. Shorter ones are filled up on the right, which nobody sees."""
+    windows = [
+        window
+        for document in range(*split.documents_of(np.array([start, stop - 1])) + np.array([0, 1]))
+        for window in _windows_of(int(split.begins[document]), int(split.ends[document]), reading)
+        if window[2] > start and window[1] < stop
+    ]
+    for group in (windows[i : i + reading.lanes] for i in range(0, len(windows), reading.lanes)):
+        begins = np.array([begin for begin, _, _ in group])[:, None]
+        positions = begins + np.arange(max(last - begin for begin, _, last in group))
+        inputs = _inputs(split, positions, device)
+        inputs[np.isin(begins[:, 0], split.begins), 0] = split.start
+        hidden = model.hidden(inputs, None)
+        for lane, (begin, first, last) in enumerate(group):
+            new = slice(first - begin, last - begin)
+            yield positions[lane : lane + 1, new], hidden[lane : lane + 1, new]
+
+
+def _windows_of(begin: int, end: int, reading: Reading) -> Iterator[tuple[int, int, int]]:
+    """(first position read, first that is new, end): the first window is new as a whole, the others at their end."""
+    new = begin
+    last = min(end, begin + reading.segment)
+    while new < end:
+        yield max(begin, last - reading.segment), new, last
+        new, last = last, min(end, last + reading.stride)
 
 
 def _carried(model, split, reading: Reading, start: int, stop: int, device) -> Iterator[tuple[np.ndarray, Tensor]]:

@@ -24,7 +24,7 @@ class LayerState:
     ) -> tuple[Float[Tensor, "batch span 2 heads size"], Float[Tensor, "span heads size"]]:
         """Takes new tokens' keys and values; gives those of memory and new tokens, and the distances between."""
         time = keys_values.shape[1]
-        self._first = max(self._first, self._last - self._memory_length)
+        self.keep(self._memory_length)
         if self._buffer is None or self._last + time > self._buffer.shape[1]:
             self._make_room(keys_values)
         self._buffer[:, self._last : self._last + time] = keys_values
@@ -33,6 +33,10 @@ class LayerState:
         if span > len(self._distances):
             raise ValueError(f"{span} tokens in reach, the state was made for {len(self._distances)}")
         return self._buffer[:, self._first : self._last], self._distances[-span:]
+
+    def keep(self, count: int) -> None:
+        """Forgets all but the last `count` tokens."""
+        self._first = max(self._first, self._last - count)
 
     def _make_room(self, keys_values: Tensor) -> None:
         batch, time, *rest = keys_values.shape

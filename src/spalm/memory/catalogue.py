@@ -12,7 +12,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 from spalm.artifact import digest_of_file, write_atomically
-from spalm.errors import InputError
+from spalm.errors import InputError, InUse
 
 FILE, DIGEST, PENDING = "catalogue.sqlite", "catalogue.sha256", "catalogue.pending"
 
@@ -138,7 +138,7 @@ def _explained(path: Path) -> Iterator[None]:
         if "full" in str(error) or "I/O" in str(error):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path)) from None
         if "locked" in str(error):
-            raise InputError(f"{path} is in use by another process; try again when it is done") from None
+            raise InUse(f"{path} is in use by another process; try again when it is done") from None
         raise _damaged(path) from error
     except sqlite3.DatabaseError as error:
         raise _damaged(path) from error

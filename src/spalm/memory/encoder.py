@@ -37,6 +37,8 @@ class Encoder:
     reading: Reading
     load: Callable[[], LanguageModel]
     device: Callable[[], torch.device]
+    entries_per_shard: int | None = None
+    """For models so slow that what they made should be safe on disk sooner than the memory asks for."""
 
     @cached_property
     def model(self) -> LanguageModel:
@@ -46,6 +48,8 @@ class Encoder:
     def identity(self) -> dict[str, Any]:
         """Keys made by encoders with the same identity may be compared with each other."""
         reading = {"segment": self.reading.segment, "memory": self.reading.memory, "stride": self.reading.stride}
+        if self.reading.by_document:
+            reading["by_document"] = True
         return {
             "encoder": {"digest": self.digest, "width": self.width, "vocabulary": self.vocabulary},
             "reading": reading,

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -75,11 +76,17 @@ def _learn_projection(encoder: Encoder, stream: TokenStream, width: int) -> Proj
 
 
 def remember(
-    memory: Memory, encoder: Encoder, stream: TokenStream, source: dict[str, Any], restart: bool = False
+    memory: Memory,
+    encoder: Encoder,
+    stream: TokenStream,
+    source: dict[str, Any],
+    restart: bool = False,
+    go_on: Callable[[], None] = lambda: None,
 ) -> bool:
     """Adds the documents of `stream` to the memory; False if they, or some of them, are there already.
 
     A killed run goes on after its last whole shard. The documents become visible together, when all are written.
+    `go_on` is asked every few windows, and ends the work by raising something.
     """
     memory.refuse_others({**encoder.identity, "width": memory.width})
     with only_writer(memory.directory):
@@ -89,12 +96,13 @@ def remember(
             return False
         batch, first_id = _claim(memory, source, len(stream), restart)
         stride = encoder.reading.stride
-        size = stride * max(1, memory.entries_per_shard // stride)
+        most = min(memory.entries_per_shard, encoder.entries_per_shard or memory.entries_per_shard)
+        size = stride * max(1, most // stride)
         done = _written(memory, batch)
         with bar(f"remember {len(stream.names):,} document(s)", len(stream), done) as shown:
             for start in range(done, len(stream), size):
                 stop = min(start + size, len(stream))
-                _add_shard(memory, encoder, stream, batch, first_id, start, stop, shown)
+                _add_shard(memory, encoder, stream, batch, first_id, start, stop, shown, go_on)
         _publish(memory, batch, first_id, stream)
     return True
 
@@ -129,9 +137,21 @@ def _written(memory: Memory, batch: int) -> int:
 
 
 def _add_shard(
-    memory: Memory, encoder: Encoder, stream: TokenStream, batch: int, first_id: int, start: int, stop: int, shown: Bar
+    memory: Memory,
+    encoder: Encoder,
+    stream: TokenStream,
+    batch: int,
+    first_id: int,
+    start: int,
+    stop: int,
+    shown: Bar,
+    go_on: Callable[[], None],
 ) -> None:
-    keys = encoder.keys(stream, start, stop, memory.keys_of, memory.width, shown.advance)
+    def advance(positions: int) -> None:
+        shown.advance(positions)
+        go_on()
+
+    keys = encoder.keys(stream, start, stop, memory.keys_of, memory.width, advance)
     tokens = stream.targets(np.arange(start, stop))
     shard = memory.next_shard()
     digests = memory.write_shard(shard, keys, tokens)

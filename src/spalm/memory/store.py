@@ -122,9 +122,10 @@ class Memory:
         """The live entries, as of now. Cheap while nothing has changed."""
         with self.catalogue.read() as connection:
             changes = connection.execute("SELECT max(version) FROM versions").fetchone()[0]
-            if self._view is None or self._view[0] != changes:
-                self._view = changes, self._load(connection)
-        return self._view[1]
+            view = self._view  # other threads may exchange it meanwhile
+            if view is None or view[0] != changes:
+                self._view = view = changes, self._load(connection)
+        return view[1]
 
     def _load(self, connection: sqlite3.Connection) -> Entries:
         documents = connection.execute(

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
+import torch
 from jaxtyping import Float, Int
 
 from spalm.artifact import only_writer, write_json
@@ -52,6 +53,8 @@ class Searcher:
     def __init__(self, memory: Memory, index: Index, upto: int, in_parallel: Map = in_turn):
         self.memory, self.index, self.upto = memory, index, upto
         self._in_parallel = in_parallel
+        self.searched = 0
+        """Queries so far."""
 
     def search(
         self,
@@ -59,31 +62,40 @@ class Searcher:
         count: int,
         own: Int[np.ndarray, "n"] | None = None,
         exclusion: Exclusion = ONLY_ITSELF,
+        below: int | None = None,
     ) -> tuple[Int[np.ndarray, "n count"], Float[np.ndarray, "n count"]]:
         """(ids, squared distances), nearest first; NOTHING and infinity where there are not enough.
 
-        `own` are the queries' ids, where they are entries themselves: they do not find themselves.
+        `own` are the queries' ids, where they are entries themselves: they do not find themselves. `below`: only
+        entries with lower ids are found, as if nothing had been remembered since.
         """
+        self.searched += len(queries)
         entries = self.memory.entries()
         own = np.full(len(queries), STRANGER) if own is None else own
         askers = _askers(entries, own, exclusion)
-        recent = self._recent(queries, count, entries, askers)
-        wanted = count + _MARGIN
+        last = len(entries) if below is None else entries.first_row(below)
+        recent = self._recent(queries, count, entries, askers, last)
+        ids = np.full((len(queries), count), NOTHING, np.int64)
+        distances = np.full(ids.shape, np.inf, np.float32)
+        asking, wanted = np.arange(len(queries)), count + _MARGIN
         while True:
-            proposed = self.index.candidates(queries, wanted)
-            ids, distances = _rank(queries, np.concatenate([proposed, recent], 1), count, entries, askers)
-            # A query that came away with too little, though as much as asked for was proposed, met mostly dead entries.
-            short = (ids == NOTHING).any(1) & (proposed != NOTHING).all(1)
+            proposed = self.index.candidates(queries[asking], wanted)
+            usable = proposed if below is None else np.where(proposed < below, proposed, NOTHING)
+            every = np.concatenate([usable, recent[asking]], 1)
+            ids[asking], distances[asking] = _rank(queries[asking], every, count, entries, askers[asking])
+            # A query that came away with too little, though as much as asked for was proposed, met mostly dead entries
+            # or such that it must not find: it asks again.
+            short = (ids[asking] == NOTHING).any(1) & (proposed != NOTHING).all(1)
             if not short.any() or proposed.shape[1] < wanted or wanted >= _MOST:
                 return ids, distances
-            wanted *= 4
+            asking, wanted = asking[short], 2 * wanted
 
-    def _recent(self, queries, count: int, entries: Entries, askers: Askers) -> Int[np.ndarray, "n count"]:
-        """The nearest of the entries that the index does not have."""
+    def _recent(self, queries, count: int, entries: Entries, askers: Askers, last: int) -> Int[np.ndarray, "n count"]:
+        """The nearest of the entries before row `last` that the index does not have."""
         first = entries.first_row(self.upto)
-        if first == len(entries):
+        if first >= last:
             return np.zeros((len(queries), 0), np.int64)
-        rows, _ = nearest(queries, _Rest(entries, first), count, self._in_parallel, askers)
+        rows, _ = nearest(queries, _Rest(entries, first, last), count, self._in_parallel, askers)
         return np.where(rows == NOTHING, NOTHING, entries.ids(np.where(rows == NOTHING, 0, rows + first)))
 
     def catch_up(self) -> bool:
@@ -115,13 +127,13 @@ class Searcher:
 
 
 class _Rest:
-    """The rows of a memory from `first` on."""
+    """The rows of a memory from `first` to `last`."""
 
-    def __init__(self, entries: Entries, first: int):
-        self._entries, self._first = entries, first
+    def __init__(self, entries: Entries, first: int, last: int):
+        self._entries, self._first, self._last = entries, first, last
 
     def __len__(self) -> int:
-        return len(self._entries) - self._first
+        return self._last - self._first
 
     def keys(self, start: int, stop: int) -> Float[np.ndarray, "rows width"]:
         return self._entries.keys(self._first + start, self._first + stop)
@@ -152,8 +164,9 @@ def _rank(queries, proposed: Int[np.ndarray, "n some"], count: int, entries: Ent
     ids = np.full(distances.shape, NOTHING, np.int64)
     ids[:, : proposed.shape[1]] = np.where(bad, NOTHING, proposed)
     if proposed.size and len(entries):
-        gaps = ((entries.take(rows.clip(0)).astype(np.float32) - queries[:, None]) ** 2).sum(2)
-        distances[:, : proposed.shape[1]] = np.where(bad, np.inf, gaps)
+        gaps = torch.from_numpy(entries.take(rows.clip(0))).float()  # much faster than by numpy
+        gaps -= torch.from_numpy(queries)[:, None]
+        distances[:, : proposed.shape[1]] = np.where(bad, np.inf, gaps.square_().sum(2).numpy())
     order = np.argsort(distances, axis=1, kind="stable")[:, :count]
     return np.take_along_axis(ids, order, 1), np.take_along_axis(distances, order, 1)
 

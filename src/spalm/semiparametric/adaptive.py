@@ -1,14 +1,16 @@
 """Beyond the paper: a mixture of probabilities whose weights depend on the position.
 
     p(w)     = (1 - lambda_t) p_base(w) + lambda_t p_kNN(w)
-    p_kNN(w) = sum_(k: y_k = w) softmax_k(-d_k / T_t + a_t log p_base(y_k))
+    p_kNN(w) = sum_(k: y_k = w) softmax_k(-d_k / T_t - b_t log(d_k + e) + a_t log p_base(y_k))
 
-lambda_t, T_t and a_t come from a small network that sees the hidden state, how far the neighbours are, how far they
-agree with each other and with the base, and how sure the base is. The base is SPALM, or any language model. Normalised
-over the vocabulary by construction.
+lambda_t, T_t, b_t and a_t come from a small network that sees the hidden state, how far the neighbours are, how far
+they agree with each other and with the base, and how sure the base is. b_t is for the one neighbour that is much nearer
+than all others: the same words in another place. The base is SPALM, or any language model. Normalised over the
+vocabulary by construction.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -16,14 +18,19 @@ from jaxtyping import Float, Int
 from pydantic import Field
 from torch import Tensor, nn
 
+from spalm.semiparametric.fitting import fit
 from spalm.semiparametric.knn import over_vocabulary
 from spalm.semiparametric.retrieval import Retrieved
 from spalm.settings import Settings
 
+FORM = 2
+"""Of its parameters on disk."""
 _LEAST = -30.0
 """log p of retrieved tokens is not let below this."""
-_TRUST = -1.0
-"""lambda_t begins at a sigmoid of this."""
+_TRUST, _SHARP = -1.0, -1.0
+"""lambda_t begins at a sigmoid of the first, b_t at a softplus of the second."""
+_NEAR = 0.01
+"""e: no distance is less than this share of the usual one, or it would decide everything."""
 
 
 class AdaptiveSettings(Settings):
@@ -77,7 +84,7 @@ class AdaptiveMixture(nn.Module):
         super().__init__()
         self.settings, self.neighbours = settings, neighbours
         self.ranks = [rank for rank in (0, 1, 3, 7, 15, 31, 63, 127, 255, 511, 1023) if rank < neighbours]
-        seen = 2 * len(self.ranks) + 8
+        seen = 3 * len(self.ranks) + 8
         self.hidden_norm = nn.LayerNorm(width)
         self.network = nn.Sequential(
             nn.Linear(width + seen, settings.width),
@@ -85,7 +92,7 @@ class AdaptiveMixture(nn.Module):
             nn.Dropout(settings.dropout),
             nn.Linear(settings.width, settings.width),
             nn.GELU(),
-            nn.Linear(settings.width, 3),
+            nn.Linear(settings.width, 4),
         )
         self.hidden_dropout = nn.Dropout(settings.dropout)
         self.log_temperature = nn.Parameter(torch.zeros(()))
@@ -100,7 +107,7 @@ class AdaptiveMixture(nn.Module):
                 module.reset_parameters()
         nn.init.zeros_(self.network[-1].weight)
         with torch.no_grad():
-            self.network[-1].bias.copy_(torch.tensor([_TRUST, 0.0, 0.0]))
+            self.network[-1].bias.copy_(torch.tensor([_TRUST, 0.0, 0.0, _SHARP]))
         return self
 
     def learn_scales(self, said: Said, retrieved: Retrieved) -> None:
@@ -131,9 +138,9 @@ class AdaptiveMixture(nn.Module):
             said.entropy,
             said.highest,
         ]
-        return torch.cat(
-            [distances[..., self.ranks], new.cumsum(-1)[..., self.ranks].float(), torch.stack(summary, -1)], dim=-1
-        )
+        at_ranks = distances[..., self.ranks]
+        kinds = new.cumsum(-1)[..., self.ranks].float()
+        return torch.cat([at_ranks, (at_ranks + _NEAR).log(), kinds, torch.stack(summary, -1)], dim=-1)
 
     def forward(
         self, said: Said, retrieved: Retrieved, seen: Float[Tensor, "n seen"] | None = None
@@ -141,11 +148,12 @@ class AdaptiveMixture(nn.Module):
         """The logit of lambda_t, and the neighbours' weights; `seen`, if it is at hand already."""
         seen = ((self.seen(said, retrieved) if seen is None else seen) - self.mean) / self.spread
         hidden = self.hidden_dropout(self.hidden_norm(said.hidden.float()))
-        weight, temperature, agreement = self.network(torch.cat([hidden, seen], -1)).unbind(-1)
+        weight, temperature, agreement, sharpness = self.network(torch.cat([hidden, seen], -1)).unbind(-1)
         there = retrieved.there
         distances = (retrieved.distances / self.usual_distance).masked_fill(~there, 0.0)
         scale = torch.exp(temperature.clamp(-5, 5) - self.log_temperature)[..., None]
         scores = -scale * distances + agreement[..., None] * said.of_retrieved
+        scores = scores - F.softplus(sharpness)[..., None] * (distances + _NEAR).log()
         weights = torch.softmax(scores.masked_fill(~there, -1e9), dim=-1)
         return weight.masked_fill(~there.any(-1), -torch.inf), weights
 
@@ -197,6 +205,23 @@ class Lesson:
     def __getitem__(self, which) -> "Lesson":
         return Lesson(self.said[which], self.retrieved[which], self.log_base[which], self.targets[which])
 
+    def and_then(self, other: "Lesson") -> "Lesson":
+        """Both, one after the other."""
+        return Lesson(
+            _joined(self.said, other.said),
+            _joined(self.retrieved, other.retrieved),
+            torch.cat([self.log_base, other.log_base]),
+            torch.cat([self.targets, other.targets]),
+        )
+
+
+T = TypeVar("T", Said, Retrieved)
+
+
+def _joined(one: T, other: T) -> T:
+    names = [field.name for field in fields(one)]
+    return type(one)(*(torch.cat([getattr(one, name), getattr(other, name)]) for name in names))
+
 
 def learn_mixture(settings: AdaptiveSettings, lesson: Lesson) -> AdaptiveMixture:
     """A mixture that has learned from these positions; the same positions and settings give the same mixture."""
@@ -207,20 +232,29 @@ def learn_mixture(settings: AdaptiveSettings, lesson: Lesson) -> AdaptiveMixture
     mixture.learn_scales(sample.said, sample.retrieved)
     parts = (lesson[rows] for rows in torch.arange(len(lesson)).split(settings.batch_size))
     seen = torch.cat([mixture.seen(part.said, part.retrieved) for part in parts])  # the same in every pass
-    optimiser = torch.optim.AdamW(
-        mixture.parameters(), settings.learning_rate, weight_decay=settings.weight_decay, fused=True
-    )
-    steps = settings.passes * -(-len(lesson) // settings.batch_size)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps)
-    mixture.train()
-    for _ in range(settings.passes):
-        for rows in torch.randperm(len(lesson), generator=order).split(settings.batch_size):
-            part = lesson[rows]
-            about = part.log_base, part.said, part.retrieved, part.targets
-            loss = -mixture.target_log_probabilities(*about, seen[rows]).mean()
-            optimiser.zero_grad(set_to_none=True)
-            loss.backward()
-            nn.utils.clip_grad_norm_(mixture.parameters(), 1.0)
-            optimiser.step()
-            schedule.step()
+
+    def loss_of(rows: Tensor) -> Tensor:
+        part = lesson[rows]
+        about = part.log_base, part.said, part.retrieved, part.targets
+        return -mixture.target_log_probabilities(*about, seen[rows]).mean()
+
+    fit(mixture, settings, len(lesson), loss_of, order)
+    return mixture
+
+
+def calibrate(mixture: AdaptiveMixture, lesson: Lesson, steps: int = 60) -> AdaptiveMixture:
+    """Fits the mixture's few general numbers (how much to trust, how sharply, how much to agree) to other positions."""
+    tuned = [mixture.network[-1].bias, mixture.log_temperature]
+    for parameter in tuned:
+        parameter.requires_grad_(True)
+    optimiser = torch.optim.Adam(tuned, 0.03)
+    parts = [lesson[rows] for rows in torch.arange(len(lesson)).split(mixture.settings.batch_size)]
+    seen = [mixture.seen(part.said, part.retrieved) for part in parts]
+    for step in range(steps):
+        part, known = parts[step % len(parts)], seen[step % len(parts)]
+        about = part.log_base, part.said, part.retrieved, part.targets
+        loss = -mixture.target_log_probabilities(*about, known).mean()
+        optimiser.zero_grad(set_to_none=True)
+        loss.backward()
+        optimiser.step()
     return mixture.eval().requires_grad_(False)

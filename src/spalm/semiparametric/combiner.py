@@ -57,7 +57,13 @@ class WithKnn:
     knn: Knn
 
     def combine(self, model: LanguageModel, hidden: Float[Tensor, "n width"], retrieved: Retrieved) -> Combined:
-        base = self.inner.combine(model, hidden, retrieved).log_probabilities
+        return self.over(self.inner.combine(model, hidden, retrieved).log_probabilities, hidden, retrieved)
+
+    def over(
+        self, base: Float[Tensor, "n vocabulary"], hidden: Float[Tensor, "n width"], retrieved: Retrieved
+    ) -> Combined:
+        """The same, where the inner combiner's log-probabilities are at hand."""
+        del hidden
         mixed = self.knn.log_probabilities(base, retrieved)
         return Combined(mixed, 1 - self.knn.share(retrieved), self.knn.weights(retrieved))
 
@@ -70,8 +76,13 @@ class WithMixture:
     mixture: AdaptiveMixture
 
     def combine(self, model: LanguageModel, hidden: Float[Tensor, "n width"], retrieved: Retrieved) -> Combined:
-        base = self.inner.combine(model, hidden, retrieved).log_probabilities
-        retrieved = retrieved.first(self.mixture.neighbours)
+        return self.over(self.inner.combine(model, hidden, retrieved).log_probabilities, hidden, retrieved)
+
+    def over(
+        self, base: Float[Tensor, "n vocabulary"], hidden: Float[Tensor, "n width"], retrieved: Retrieved
+    ) -> Combined:
+        """The same, where the inner combiner's log-probabilities are at hand."""
+        retrieved = retrieved.first(self.mixture.neighbours).padded(self.mixture.neighbours)
         said = Said.of(hidden, base, retrieved)
         weight, weights = self.mixture(said, retrieved)
         mixed = self.mixture.log_probabilities(base, said, retrieved)

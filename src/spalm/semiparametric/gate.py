@@ -33,6 +33,8 @@ class GateSettings(Settings):
     """Retrieved tokens' vectors have the scale of the input embeddings; otherwise that of the shared table."""
     project_query: bool = False
     """Attend with a linear projection of h_t instead of h_t itself."""
+    project_memory: bool = False
+    """m_t goes through a linear map, the identity at first: for networks whose h_t is unlike their tokens' vectors."""
     distance_bias: bool = False
     """A neighbour's distance counts in the attention, by a weight that is learned."""
     dropout: float = Field(0.0, ge=0, lt=1)
@@ -59,13 +61,15 @@ class Gate(nn.Module):
         self.settings, self.width = settings, width
         self.gate = nn.Linear(width, width if settings.kind == "vector" else 1)
         self.query = nn.Linear(width, width, bias=False) if settings.project_query else None
+        self.memory = nn.Linear(width, width, bias=False) if settings.project_memory else None
         self.distance_weight = nn.Parameter(torch.zeros(())) if settings.distance_bias else None
 
     def initialise(self) -> "Gate":
         nn.init.zeros_(self.gate.weight)
         nn.init.constant_(self.gate.bias, self.settings.bias)
-        if self.query is not None:
-            nn.init.eye_(self.query.weight)
+        for projection in (self.query, self.memory):
+            if projection is not None:
+                nn.init.eye_(projection.weight)
         return self
 
     def forward(self, hidden: Float[Tensor, "*batch width"], retrieved: Retrieved, model: LanguageModel) -> Mixed:
@@ -88,5 +92,7 @@ class Gate(nn.Module):
         weights = torch.softmax(scores.masked_fill(~there, torch.finfo(scores.dtype).min), dim=-1)
         scale = self.width**0.5 if self.settings.scaled else 1.0
         aggregated = torch.einsum("...k,...kd->...d", weights, vectors) * scale  # m_t
+        if self.memory is not None:
+            aggregated = self.memory(aggregated)
         gate = gate.masked_fill(~there.any(-1, keepdim=True), 1.0)
         return Mixed(torch.lerp(aggregated, hidden, gate.expand_as(hidden)), gate, weights * there)

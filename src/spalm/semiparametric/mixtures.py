@@ -19,7 +19,7 @@ from spalm.errors import InputError
 from spalm.learning import load_parameters
 from spalm.learning.checkpoint import save_tensors
 from spalm.neighbours import NeighbourTable
-from spalm.semiparametric.adaptive import AdaptiveMixture, AdaptiveSettings, learn_mixture
+from spalm.semiparametric.adaptive import FORM, AdaptiveMixture, AdaptiveSettings, learn_mixture
 from spalm.semiparametric.knn import KnnSettings, tune_knn
 from spalm.semiparametric.records import HELD_OUT, KIND, VERSION, Records
 from spalm.semiparametric.retrieval import Retriever
@@ -112,7 +112,7 @@ def mix_adaptively(
             *BY_HALF,
         ]
 
-    own = {"adaptive": settings.as_json(), **_about(records)}
+    own = {"adaptive": settings.as_json(), "form": FORM, **_about(records)}
     parents = {"records": records.digest, "neighbours": table.digest}
     artifact.stage(directory, KIND, VERSION, own, parents, make, cheap=True)
     return Records(directory)

@@ -10,7 +10,7 @@ from torch import Tensor
 from spalm.corpus import Split
 from spalm.errors import InputError
 from spalm.memory import Entries
-from spalm.neighbours import NeighbourTable
+from spalm.neighbours import NOTHING, NeighbourTable
 from spalm.neighbours.table import without_the_forgotten
 
 
@@ -24,12 +24,28 @@ class Retrieved:
     ids: Int[Tensor, "*batch count"]
     """The entries themselves; NOTHING where there is none."""
 
+    @classmethod
+    def nothing(cls, rows: int) -> "Retrieved":
+        """No neighbours at all."""
+        nothing = torch.zeros(rows, 0, dtype=torch.long)
+        return cls(nothing, nothing.float(), nothing)
+
     @property
     def there(self) -> Bool[Tensor, "*batch count"]:
         return torch.isfinite(self.distances)
 
     def first(self, count: int) -> "Retrieved":
         return self[..., :count]
+
+    def padded(self, count: int) -> "Retrieved":
+        """With at least so many columns; those that are added hold nothing."""
+        missing = (0, max(0, count - self.tokens.shape[-1]))
+        pad = torch.nn.functional.pad
+        return Retrieved(
+            pad(self.tokens, missing),
+            pad(self.distances, missing, value=torch.inf),
+            pad(self.ids, missing, value=NOTHING),
+        )
 
     def __getitem__(self, which) -> "Retrieved":
         return Retrieved(self.tokens[which], self.distances[which], self.ids[which])
@@ -47,6 +63,19 @@ def look_up(
     return Retrieved(*map(torch.from_numpy, arrays))
 
 
+def moved_on(before: Retrieved, came: Int[Tensor, "n"], entries: Entries) -> Retrieved:
+    """One token later, without a search: the entries that follow those neighbours that were right about the token that
+    came, with the distances that these had."""
+    ids = before.ids.cpu().numpy()
+    held = entries.documents_held
+    right = (before.there & (before.tokens == came[:, None])).cpu().numpy()
+    follows = right & (held.index_of(ids) == held.index_of(ids + 1)) & (entries.rows(ids + 1) >= 0)
+    distances = np.where(follows, before.distances.cpu().numpy(), np.inf).astype(np.float32)
+    order = np.argsort(distances, axis=-1, kind="stable")
+    moved = np.take_along_axis(np.where(follows, ids + 1, NOTHING), order, -1)
+    return look_up(moved, np.take_along_axis(distances, order, -1), entries).to(before.tokens.device)
+
+
 class Retriever:
     """Neighbours of one split's positions, as of the memory's version when it was made."""
 
@@ -60,7 +89,6 @@ class Retriever:
         self._ids, self._distances = ids[:, :count], distances[:, :count]
         self._entries = table.memory.entries()
 
-    @torch.compiler.disable
     def __call__(self, positions: Int[np.ndarray, "*batch"]) -> Retrieved:
         flat = positions.reshape(-1)
         ids, distances = self._ids[flat].astype(np.int64), self._distances[flat]

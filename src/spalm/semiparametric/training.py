@@ -1,7 +1,9 @@
 """A transformer-XL and a table of neighbours to a trained SPALM."""
 
+from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
@@ -18,7 +20,7 @@ from spalm.neighbours import NeighbourTable
 from spalm.semiparametric.gate import GateSettings
 from spalm.semiparametric.model import Spalm
 from spalm.semiparametric.records import Scorer, mean_loss
-from spalm.semiparametric.retrieval import Retriever
+from spalm.semiparametric.retrieval import Retrieved, Retriever
 from spalm.settings import Settings
 
 KIND = "semiparametric language model"
@@ -41,7 +43,11 @@ class SpalmModelSettings(ModelSettings):
     spalm: SpalmSettings
 
 
-def segment_loss(model: Spalm, retriever: Retriever, memory_length: int, batch: Batch, memory: list[Tensor]):
+Look = Callable[[np.ndarray], Retrieved]
+"""Positions to what was retrieved for them."""
+
+
+def segment_loss(model: Spalm, retriever: Look, memory_length: int, batch: Batch, memory: list[Tensor]):
     """Summed cross-entropy of a segment, and the short-term memory after it."""
     retrieved = retriever(batch.positions).to(batch.inputs.device)
     mixed, layer_inputs = model(batch.inputs, memory or None, retrieved)
@@ -71,7 +77,9 @@ def train_spalm(
         model = Spalm(Transformer(settings.network, corpus.vocabulary), gate).initialise(training.seed)
         if start is not None:
             model.base = start.kept()
-        retriever = Retriever(table, "train", gate.neighbours)
+        retriever: Look = Retriever(table, "train", gate.neighbours)
+        if hardware.compile:
+            retriever = torch.compiler.disable(retriever.__call__)  # it reads from disk
         reading = Reading.of(settings.network.layers, training.segment_length, training.memory_length, DEV_LANES)
         dev = corpus.split("dev")
         scorer = Scorer(model.base, model.gate, {"dev": Retriever(table, "dev", gate.neighbours)}, everything=False)

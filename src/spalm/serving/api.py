@@ -7,20 +7,21 @@ from pathlib import Path
 from typing import Annotated
 
 from fastapi import APIRouter, FastAPI, Request
-from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
-from starlette.exceptions import HTTPException
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from spalm.errors import InputError
 from spalm.semiparametric import HeldOut
+from spalm.serving.desk import Desk
 from spalm.serving.explorer import LONGEST, Explorer, Passage, Picked, Switches
+from spalm.serving.refusals import answer_errors, refusal
 
 PAGE = Path(__file__).parent / "page"
 BODY_BYTES = 1 << 20
+_WAITING = 64
+"""Questions to the explorer that may wait."""
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     "img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -64,7 +65,7 @@ class TokenQuestion(Question):
     position: int = Field(ge=0)
 
 
-def explorer_routes(explorer: Explorer) -> APIRouter:
+def explorer_routes(explorer: Explorer, desk: Desk) -> APIRouter:
     routes = APIRouter(prefix="/api")
 
     @routes.get("/about")
@@ -76,38 +77,33 @@ def explorer_routes(explorer: Explorer) -> APIRouter:
         return explorer.documents(split, containing)
 
     @routes.post("/passage")
-    def passage(question: Question) -> dict:
-        return explorer.passage(question.passage, question.off)
+    async def passage(question: Question, request: Request) -> dict:
+        return await desk.work(request.receive, lambda: explorer.passage(question.passage, question.off))
 
     @routes.post("/token")
-    def token(question: TokenQuestion) -> dict:
-        return explorer.token(question.passage, question.position, question.off)
+    async def token(question: TokenQuestion, request: Request) -> dict:
+        position = question.position
+        return await desk.work(request.receive, lambda: explorer.token(question.passage, position, question.off))
 
     return routes
 
 
 def make_app(explorer: Explorer, hosts: list[str]) -> FastAPI:
     """`hosts`: the names by which the server may be called; any other is a page elsewhere that tries to reach it."""
-    app = FastAPI(title="spalm", docs_url=None, redoc_url=None, openapi_url=None)
-    app.include_router(explorer_routes(explorer))
+    app, desk = new_app(_WAITING)
+    app.include_router(explorer_routes(explorer, desk))
     app.mount("/", StaticFiles(directory=PAGE, html=True))
     app.add_middleware(Guard)
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=hosts)
-
-    @app.exception_handler(InputError)
-    def refuse(_: Request, error: InputError) -> JSONResponse:
-        return JSONResponse({"error": str(error)}, 422)
-
-    @app.exception_handler(RequestValidationError)
-    def refuse_form(_: Request, error: RequestValidationError) -> JSONResponse:
-        first = error.errors()[0]
-        return JSONResponse({"error": f"{'.'.join(map(str, first['loc'][1:])) or 'the body'}: {first['msg']}"}, 422)
-
-    @app.exception_handler(HTTPException)
-    def refuse_path(_: Request, error: HTTPException) -> JSONResponse:
-        return JSONResponse({"error": str(error.detail)}, error.status_code)
-
     return app
+
+
+def new_app(waiting: int) -> tuple[FastAPI, Desk]:
+    """An application without routes that answers errors, and the desk at which its requests are worked on."""
+    app = FastAPI(title="spalm", docs_url=None, redoc_url=None, openapi_url=None)
+    app.state.desk = Desk(waiting)
+    answer_errors(app)
+    return app, app.state.desk
 
 
 class Guard:
@@ -127,7 +123,7 @@ class Guard:
                 message = {**message, "headers": [*message.get("headers", []), *extra]}
             await send(message)
 
-        body, more = b"", scope["method"] in ("POST", "PUT", "PATCH")
+        body, more = bytearray(), scope["method"] in ("POST", "PUT", "PATCH")
         while more:
             message = await receive()
             if message["type"] == "http.disconnect":
@@ -135,10 +131,10 @@ class Guard:
             body += message.get("body", b"")
             more = message.get("more_body", False)
             if len(body) > self._body_bytes:
-                refusal = JSONResponse({"error": f"the request has more than {self._body_bytes:,} bytes"}, 413)
-                await refusal(scope, receive, send_guarded)
+                too_large = f"the request has more than {self._body_bytes:,} bytes"
+                await refusal(scope["path"], 413, too_large)(scope, receive, send_guarded)
                 return
-        whole: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+        whole: list[Message] = [{"type": "http.request", "body": bytes(body), "more_body": False}]
 
         async def receive_whole() -> Message:
             return whole.pop() if whole else await receive()

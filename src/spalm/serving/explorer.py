@@ -117,6 +117,7 @@ class Explorer:
         self.title, self.corpus, self.memory, self._speakers = title, corpus, memory, speakers
         self._find, self._known, self._device = find, known, device
         self._reads: OrderedDict[Passage, Read] = OrderedDict()
+        self._seen: Entries | None = None
         self._working = Lock()
 
     # What there is
@@ -270,6 +271,9 @@ class Explorer:
 
     @torch.inference_mode()
     def _read(self, passage: Passage) -> Read:
+        if self._seen is not (entries := self.memory.entries()):  # what is new there may be a neighbour
+            self._seen = entries
+            self._reads.clear()
         if passage in self._reads:
             self._reads.move_to_end(passage)
             return self._reads[passage]

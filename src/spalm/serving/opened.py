@@ -6,11 +6,9 @@ import numpy as np
 import torch
 
 from spalm.corpus import TokenStream
-from spalm.errors import InputError
 from spalm.learning import Hardware
 from spalm.lm import Reading
 from spalm.memory import MemorySettings, encoder_of
-from spalm.neighbours import Searcher, make_searcher, open_searcher
 from spalm.semiparametric import (
     Combiner,
     FinishedRun,
@@ -21,15 +19,11 @@ from spalm.semiparametric import (
     WithKnn,
     WithMixture,
     load_mixture,
+    open_search,
 )
 from spalm.serving.explorer import Base, Explorer, Speaker
 
-_INDEX = "index"
-_RECALL = 0.95
-_QUERIES = 64
-"""Searched for together: candidates of each are compared by whole keys."""
-_FEW = 100_000
-"""Entries that are searched one by one faster than anybody waits for."""
+INDEX = "index"
 
 
 def open_explorer(run: FinishedRun, hardware: Hardware) -> Explorer:
@@ -39,21 +33,18 @@ def open_explorer(run: FinishedRun, hardware: Hardware) -> Explorer:
     encoder = encoder_of(run.trained("transformer"), memory_settings, lambda: device)
     run.memory.refuse_others({**encoder.identity, "width": run.memory.width})
     count = run.neighbours.array("dev.ids").shape[1]
-    searcher = _searcher(run, min(count, 16))
+    search = open_search(run.memory, run.directory / INDEX, count)
 
     def find(stream: TokenStream) -> tuple[np.ndarray, np.ndarray]:
-        keys = encoder.keys(stream, 0, len(stream), run.memory.keys_of, run.memory.width).astype(np.float32)
-        parts = [searcher.search(keys[start : start + _QUERIES], count) for start in range(0, len(keys), _QUERIES)]
-        ids, distances = zip(*parts)
-        return np.concatenate(ids), np.concatenate(distances)
+        return search.find(encoder.keys(stream, 0, len(stream), run.memory.keys_of, run.memory.width))
 
     def known(split: HeldOut, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         return run.neighbours.read(split, rows)
 
-    return Explorer(run.title, run.corpus, run.memory, _speakers(run, device), find, known, device)
+    return Explorer(run.title, run.corpus, run.memory, speakers_of(run, device), find, known, device)
 
 
-def _speakers(run: FinishedRun, device: torch.device) -> Callable[[HeldOut, int], list[Speaker]]:
+def speakers_of(run: FinishedRun, device: torch.device) -> Callable[[HeldOut, int], list[Speaker]]:
     """All models of the run; the adaptive mixture is the one that scored the position in the records."""
     spalm = run.trained("spalm").load(device).attend_to(run.records("spalm").settings["neighbours"])
     networks = {
@@ -61,7 +52,7 @@ def _speakers(run: FinishedRun, device: torch.device) -> Callable[[HeldOut, int]
         "transformer-xl": run.trained("transformer-xl").load(device),
         "spalm": spalm.base,
     }
-    bases = {name: Base(name, network, _reading(run, name)) for name, network in networks.items()}
+    bases = {name: Base(name, network, reading_of(run, name)) for name, network in networks.items()}
     gate = ThroughGate(spalm.gate)
 
     def knn(name: str, inner: Combiner) -> WithKnn:
@@ -83,7 +74,7 @@ def _speakers(run: FinishedRun, device: torch.device) -> Callable[[HeldOut, int]
     return speakers
 
 
-def _reading(run: FinishedRun, name: str) -> Reading:
+def reading_of(run: FinishedRun, name: str) -> Reading:
     """As the records of that model were read."""
     settings = run.records(name).settings
     model = run.trained(name).model_settings
@@ -94,12 +85,3 @@ def _reading(run: FinishedRun, name: str) -> Reading:
         settings["lanes"],
         settings["stride"],
     )
-
-
-def _searcher(run: FinishedRun, judged: int) -> Searcher:
-    where = run.directory / _INDEX
-    try:
-        return open_searcher(run.memory, where)[0]
-    except InputError:
-        kind = "exact" if len(run.memory.entries()) <= _FEW else "faiss"
-        return make_searcher(run.memory, kind, where, _RECALL, judged, seed=1)[0]

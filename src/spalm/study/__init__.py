@@ -1,6 +1,7 @@
 """Models in, numbers and pictures out: what a model says of held-out text, perplexities, analyses, the report."""
 
 from spalm.study.analysis import Analysis, Asked
+from spalm.study.attached import print_attached
 from spalm.study.by_neighbours import COUNTS, vary_neighbours
 from spalm.study.evaluate import EvaluationSettings, evaluate_model, figures
 from spalm.study.passage import passage_of, print_passage, where_memory_helped
@@ -20,6 +21,7 @@ __all__ = [
     "evaluate_model",
     "figures",
     "passage_of",
+    "print_attached",
     "print_passage",
     "print_results",
     "row",

@@ -1,0 +1,50 @@
+"""Arguments and options that several verbs share, and the application that they belong to."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from spalm.memory import Memory, is_memory
+from spalm.recipe import MODELS, ROWS, ModelName, RowName
+
+app = typer.Typer(
+    help="Language models with a short-term and a long-term memory.",
+    add_completion=False,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+RecipeArgument = Annotated[str, typer.Argument(help="Name of a recipe, or the path of a .yaml file.")]
+MemoryArgument = Annotated[
+    Path, typer.Argument(metavar="MEMORY", help="Folder of a memory, of a run, or of a model with a memory.")
+]
+RunArgument = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a finished run.")]
+ModelArgument = Annotated[ModelName, typer.Argument(help=f"One of {', '.join(MODELS)}.")]
+RowArgument = Annotated[RowName, typer.Argument(help=f"One of {', '.join(ROWS)}.")]
+Assignments = Annotated[
+    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings laid over the recipe.")
+]
+Out = Annotated[Path, typer.Option(help="Folder of the run; each stage is a folder below it.")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")]
+Threads = Annotated[int | None, typer.Option(help="CPU threads; default: all cores.")]
+Bf16 = Annotated[bool, typer.Option("--bf16", help="training.bf16=true evaluation.bf16=true, for GPUs.")]
+Compile = Annotated[bool, typer.Option("--compile", help="Compile the training step (for GPUs).")]
+Board = Annotated[bool, typer.Option("--tensorboard", help="Log to TensorBoard too (needs the extra).")]
+Ram = Annotated[
+    str | None, typer.Option(help="Memory for the search for neighbours, such as 4G; default half of it all.")
+]
+Restart = Annotated[bool, typer.Option("--restart", help="Begin unfinished stages again from nothing.")]
+Host = Annotated[str, typer.Option(help="Address to listen on; others than loopback let other machines in.")]
+Port = Annotated[int, typer.Option(help="Port; 0: any that is free.", min=0, max=65535)]
+PORT = 8765
+
+
+def holds_memory(directory: Path) -> bool:
+    return is_memory(directory) or is_memory(directory / "memory")
+
+
+def memory_at(directory: Path) -> Memory:
+    """The memory at a folder, or the one inside it."""
+    inside = directory / "memory"
+    return Memory(inside if is_memory(inside) else directory)

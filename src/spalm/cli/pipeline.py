@@ -1,0 +1,197 @@
+"""The verbs of the pipeline, from text to results."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from spalm.artifact import Artifact
+from spalm.cli.options import (
+    Assignments,
+    Bf16,
+    Board,
+    Compile,
+    Device,
+    MemoryArgument,
+    ModelArgument,
+    Out,
+    Ram,
+    RecipeArgument,
+    Restart,
+    RowArgument,
+    Threads,
+    app,
+    holds_memory,
+    memory_at,
+)
+from spalm.console import say
+from spalm.corpus import OFFICIAL, download
+from spalm.errors import InputError
+from spalm.learning import Hardware
+from spalm.memory import describe
+from spalm.neighbours import Kind, make_searcher, parse_size, workers
+from spalm.recipe import Recipe, Run, read_recipe
+from spalm.semiparametric import Attached, is_attached, remember_files
+from spalm.study import print_results
+
+
+@app.command(name="download")
+def download_(
+    name: Annotated[str, typer.Argument(help=f"One of {', '.join(OFFICIAL)}.")],
+    to: Annotated[Path, typer.Option(help="Folder to put it in.")] = Path("data"),
+) -> None:
+    """Fetch an official corpus, check its digest, unpack it; resumes if interrupted."""
+    say(f"{download(name, to)} is ready; use it with SPALM_DATA={to}")
+
+
+@app.command()
+def corpus(recipe: RecipeArgument, out: Out, settings: Assignments = None, restart: Restart = False) -> None:
+    """Turn a recipe's text into token arrays."""
+    made = Run(_recipe(recipe, settings), out, Hardware(), restart=restart).corpus
+    typer.echo(json.dumps(made.facts, indent=2))
+
+
+@app.command()
+def train(
+    recipe: RecipeArgument,
+    model: ModelArgument,
+    out: Out,
+    settings: Assignments = None,
+    device: Device = "auto",
+    threads: Threads = None,
+    bf16: Bf16 = False,
+    compile: Compile = False,
+    tensorboard: Board = False,
+    ram: Ram = None,
+    restart: Restart = False,
+) -> None:
+    """Train one model of a recipe."""
+    hardware = Hardware(device, threads, compile)
+    made = Run(_recipe(recipe, settings, bf16), out, hardware, tensorboard, restart, _bytes(ram)).model(model)
+    typer.echo(json.dumps(made.facts, indent=2))
+
+
+@app.command(name="remember")
+def remember_(
+    recipe: Annotated[
+        str,
+        typer.Argument(metavar="RECIPE|DIR", help="A recipe as for `run`, or the folder of a model with a memory."),
+    ],
+    settings: Assignments = None,
+    out: Annotated[Path | None, typer.Option(help="With a recipe: folder of the run.")] = None,
+    text: Annotated[list[Path] | None, typer.Option(help="Files or folders to remember too; may be repeated.")] = None,
+    device: Device = "auto",
+    threads: Threads = None,
+    restart: Restart = False,
+) -> None:
+    """Put a recipe's training text, or further texts, into a long-term memory; the next search finds them."""
+    hardware = Hardware(device, threads)
+    if is_attached(Path(recipe)):
+        memory = remember_files(Attached(recipe, hardware), text or [], restart)
+    elif out is None:
+        raise InputError(f"--out is missing: where is the run of {recipe}?")
+    else:
+        memory = Run(_recipe(recipe, settings), out, hardware, restart=restart).remember(text or [])
+    typer.echo(json.dumps(describe(memory), indent=2, ensure_ascii=False))
+
+
+@app.command()
+def forget(
+    memory: MemoryArgument, documents: Annotated[list[str], typer.Argument(help="Names of documents to forget.")]
+) -> None:
+    """Forget documents: from now on no search finds anything of them. `compact` removes their bytes."""
+    say(f"{memory}: forgot {memory_at(memory).forget(documents):,} document(s)")
+
+
+@app.command()
+def compact(memory: MemoryArgument) -> None:
+    """Rewrite a memory without what was forgotten, and join small shards."""
+    say(f"{memory}: freed {memory_at(memory).compact():,} bytes")
+
+
+@app.command()
+def verify(directory: Annotated[Path, typer.Argument(help="A memory, or a finished stage.")]) -> None:
+    """Read every byte and compare it with what was written."""
+    opened = memory_at(directory) if holds_memory(directory) else Artifact(directory)
+    opened.verify()
+    say(f"{directory}: every byte is as it was written")
+
+
+@app.command()
+def neighbours(
+    recipe: RecipeArgument,
+    out: Out,
+    settings: Assignments = None,
+    recall: Annotated[float | None, typer.Option(help="neighbours.recall: share of true neighbours to find.")] = None,
+    ram: Ram = None,
+    device: Device = "auto",
+    threads: Threads = None,
+    restart: Restart = False,
+) -> None:
+    """Find the nearest entries of every training, dev and test position, once and for all."""
+    wanted = [] if recall is None else [f"neighbours.recall={recall}"]
+    hardware = Hardware(device, threads)
+    made = Run(_recipe(recipe, [*(settings or []), *wanted]), out, hardware, False, restart, _bytes(ram))
+    typer.echo(json.dumps(made.neighbours.facts, indent=2))
+
+
+@app.command()
+def index(
+    memory: MemoryArgument,
+    out: Annotated[Path, typer.Option(help="Folder for the index.")],
+    kind: Annotated[Kind, typer.Option(help="exact, faiss or scann (an extra).")] = "faiss",
+    recall: Annotated[float, typer.Option(help="Share of true neighbours to find.")] = 0.95,
+    count: Annotated[int, typer.Option(help="Neighbours by which the recall is measured.", min=1)] = 4,
+    seed: Annotated[int, typer.Option(help="Of the samples.", min=0)] = 1,
+) -> None:
+    """Build an index of a memory for generation and serving, and measure its recall against exact search."""
+    with workers() as in_parallel:
+        _, described = make_searcher(memory_at(memory), kind, out, recall, count, seed, in_parallel)
+    typer.echo(json.dumps(asdict(described), indent=2))
+
+
+@app.command()
+def evaluate(
+    recipe: RecipeArgument,
+    model: RowArgument,
+    out: Out,
+    settings: Assignments = None,
+    device: Device = "auto",
+    threads: Threads = None,
+    bf16: Bf16 = False,
+    ram: Ram = None,
+    restart: Restart = False,
+) -> None:
+    """Score dev and test with one model of a recipe, keeping every token's log-probability."""
+    run = Run(_recipe(recipe, settings, bf16), out, Hardware(device, threads), False, restart, _bytes(ram))
+    print_results(run.rows(model), run.recipe.title, [], Console())
+
+
+@app.command()
+def run(
+    recipe: RecipeArgument,
+    out: Out,
+    settings: Assignments = None,
+    device: Device = "auto",
+    threads: Threads = None,
+    bf16: Bf16 = False,
+    compile: Compile = False,
+    tensorboard: Board = False,
+    ram: Ram = None,
+    restart: Restart = False,
+) -> None:
+    """Carry out a whole recipe: corpus, models, evaluation, table. Finished stages are skipped, killed ones resume."""
+    hardware = Hardware(device, threads, compile)
+    Run(_recipe(recipe, settings, bf16), out, hardware, tensorboard, restart, _bytes(ram)).everything(Console())
+
+
+def _recipe(name: str, settings: list[str] | None, bf16: bool = False) -> Recipe:
+    switches = ["training.bf16=true", "evaluation.bf16=true"] if bf16 else []
+    return read_recipe(name, [*(settings or []), *switches])
+
+
+def _bytes(ram: str | None) -> int | None:
+    return None if ram is None else parse_size(ram)

@@ -1,0 +1,114 @@
+"""The verbs that look at what there is: analyses, report, explorer, settings, artifacts."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Column, Table
+
+from spalm.artifact import Artifact
+from spalm.cli.options import PORT, Device, Host, Port, RunArgument, Threads, app, holds_memory, memory_at
+from spalm.console import say
+from spalm.learning import Hardware
+from spalm.memory import describe
+from spalm.recipe import Recipe, RowName
+from spalm.semiparametric import AttachSettings, FinishedRun, HeldOut
+from spalm.settings import described
+from spalm.study import ANALYSES, COUNTS, asked_for, available, study, vary_neighbours, write_report
+
+
+@app.command(name="study")
+def study_(
+    directory: RunArgument,
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[NAME]...", help=f"Of {', '.join(ANALYSES)}; default: all.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for JSON, CSV, PNG and SVG; default: DIR/study/SPLIT.")
+    ] = None,
+    split: Annotated[HeldOut, typer.Option(help="dev or test.")] = "test",
+    model: Annotated[RowName, typer.Option(help="Whose gains over transformer-xl `outputs` counts.")] = "spalm",
+    first: Annotated[
+        int | None, typer.Option(help="First token of the passage to show; default: where memory helped most.", min=0)
+    ] = None,
+    length: Annotated[int | None, typer.Option(help="Tokens of the passage.", min=1, max=400)] = None,
+) -> None:
+    """Analyse a finished run: a table, its data, and a picture for each analysis."""
+    run = FinishedRun(directory)
+    where = out or directory / "study" / split
+    study(asked_for(run, split, model, first, length), names or available(run), where, Console())
+    say(f"data and pictures are in {where}")
+
+
+@app.command(name="vary")
+def vary_(
+    directory: RunArgument,
+    counts: Annotated[list[int] | None, typer.Option("--count", help="Neighbours; may be repeated.", min=0)] = None,
+    retrain: Annotated[bool, typer.Option("--retrain", help="Train SPALM anew with each; else only at test.")] = False,
+    device: Device = "auto",
+    threads: Threads = None,
+) -> None:
+    """Score dev and test with other numbers of neighbours, for `spalm study DIR neighbours`."""
+    vary_neighbours(FinishedRun(directory), tuple(counts or COUNTS), retrain, Hardware(device, threads))
+
+
+@app.command()
+def report(
+    directory: RunArgument,
+    out: Annotated[Path | None, typer.Option(help="Folder for the page; default: DIR/report.")] = None,
+) -> None:
+    """Write a finished run as one HTML page that needs nothing else: results, figures, passages, settings."""
+    say(f"open {write_report(FinishedRun(directory), out or directory / 'report').resolve().as_uri()}")
+
+
+@app.command()
+def explore(
+    directory: RunArgument,
+    host: Host = "127.0.0.1",
+    port: Port = PORT,
+    device: Device = "auto",
+    threads: Threads = None,
+) -> None:
+    """Look into the memory of a finished run in the browser: any text, token by token, with its neighbours."""
+    from spalm.serving import allowed_hosts, make_app, open_explorer, serve  # not needed by any other verb
+
+    explorer = open_explorer(FinishedRun(directory), Hardware(device, threads))
+    serve(make_app(explorer, allowed_hosts(host)), host, port, "the explorer")
+
+
+@app.command()
+def settings(about: Annotated[str, typer.Argument(help="Only keys that begin so, such as training.")] = "") -> None:
+    """List every setting of a recipe, and as attach.KEY and serve.KEY those of these verbs: key, default, meaning."""
+    from spalm.serving import Limits
+
+    table = Table(Column("key", no_wrap=True), "default", "meaning", box=None)
+    others = [*described(AttachSettings, "attach."), *described(Limits, "serve.")]
+    for key, default, meaning in [*described(Recipe), *others]:
+        if key.startswith(about):
+            table.add_row(escape(key), escape(default), escape(" ".join(meaning.split())))
+    Console().print(table)
+
+
+@app.command()
+def show(
+    directory: Annotated[Path, typer.Argument(help="A memory, or a finished stage.")],
+    documents: Annotated[bool, typer.Option("--documents", help="Of a memory: list its documents.")] = False,
+    versions: Annotated[bool, typer.Option("--versions", help="Of a memory: list what was done to it.")] = False,
+) -> None:
+    """Print what an artifact says of itself."""
+    if not holds_memory(directory):
+        typer.echo(json.dumps(Artifact(directory).manifest, indent=2, ensure_ascii=False))
+        return
+    memory = memory_at(directory)
+    if documents:
+        held = memory.entries().documents_held
+        for name, first, count in zip(held.names, held.first_ids, held.entries):
+            typer.echo(f"{first}\t{count}\t{name}")
+    elif versions:
+        for version in memory.versions():
+            typer.echo(f"{version.version}\t{version.at}\t{version.what}")
+    else:
+        typer.echo(json.dumps(describe(memory), indent=2, ensure_ascii=False))

@@ -1,0 +1,49 @@
+"""Tokenisers of our own models in the format of the `tokenizers` library: tokenizer.json, which others read."""
+
+import json
+
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+from spalm.corpus.spelling import LETTERS_TO_BYTES
+from spalm.corpus.tokeniser import END_OF_DOCUMENT, END_OF_LINE, UNKNOWN, Tokeniser
+
+START = "<|start|>"
+"""Where x_0 is a line end, which is text as well, this stands for it: one id more than the vocabulary has."""
+
+
+def fast_tokeniser(tokeniser: Tokeniser) -> tuple[Tokenizer, str]:
+    """The same ids for the same text, and the name of the symbol that stands for x_0. It is put before no text."""
+    content = tokeniser.to_json()
+    match content["kind"]:
+        case "pretrained":
+            made = Tokenizer.from_str(json.dumps(content["tokeniser"]))
+            symbol = made.id_to_token(tokeniser.start)
+        case "bpe":
+            made, symbol = Tokenizer.from_str(json.dumps(content["bpe"])), END_OF_DOCUMENT
+        case "words":
+            made, symbol = _words(content["words"]), START
+        case _:
+            made, symbol = _bytes(), START
+    if made.token_to_id(symbol) is None:
+        made.add_special_tokens([symbol])
+    return made, symbol
+
+
+def _words(words: list[str]) -> Tokenizer:
+    made = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token=UNKNOWN))
+    # Python's white space and the library's differ in four signs.
+    made.normalizer = normalizers.Sequence(
+        [normalizers.Replace(Regex("[\x1c-\x1f]"), " "), normalizers.Replace("\n", f" {END_OF_LINE} ")]
+    )
+    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    joined = [decoders.WordPiece(prefix="\0", cleanup=False), decoders.Fuse()]
+    line_ends = [(f" {END_OF_LINE}", "\n"), (END_OF_LINE, "\n"), ("\n ", "\n")]
+    made.decoder = decoders.Sequence(joined + [decoders.Replace(old, new) for old, new in line_ends])
+    return made
+
+
+def _bytes() -> Tokenizer:
+    made = Tokenizer(models.BPE(vocab=LETTERS_TO_BYTES, merges=[]))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    made.decoder = decoders.ByteLevel()
+    return made

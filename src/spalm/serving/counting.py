@@ -1,0 +1,61 @@
+"""What a server has done, counted, in the text form that Prometheus reads."""
+
+import time
+from collections import Counter
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+_METHODS = ("GET", "HEAD", "POST", "DELETE", "PUT", "PATCH", "OPTIONS")
+
+
+class Counts:
+    def __init__(self) -> None:
+        self.requests: Counter[tuple[str, str, int]] = Counter()
+        """By method, route and status."""
+        self.read = self.written = 0
+        """Tokens of prompts and of answers."""
+        self.started = time.time()
+
+
+class Counting:
+    """Counts the requests that come through it. A route is counted by its pattern: names in paths are endless."""
+
+    def __init__(self, app: ASGIApp, counts: Counts):
+        self._app, self._counts = app, counts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        status = 0
+
+        async def send_counted(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_counted)
+        finally:
+            method = scope["method"] if scope["method"] in _METHODS else "other"
+            route = getattr(scope.get("route"), "path", "") or "/"
+            self._counts.requests[method, route, status] += 1
+
+
+def in_prometheus_form(counts: Counts, gauges: dict[str, tuple[str, float]]) -> str:
+    """`gauges`: by name, what it is and what it is now. Those that end in _total only grow."""
+    lines = [
+        "# HELP spalm_requests_total Requests by method, route and status; 0 if the client left before there was one.",
+        "# TYPE spalm_requests_total counter",
+    ]
+    for (method, route, status), count in sorted(counts.requests.items()):
+        lines.append(f'spalm_requests_total{{method="{method}",route="{route}",status="{status}"}} {count}')
+    for name, (what, value) in gauges.items():
+        kind = "counter" if name.endswith("_total") else "gauge"
+        lines += [f"# HELP {name} {what}", f"# TYPE {name} {kind}", f"{name} {_number(value)}"]
+    return "\n".join(lines) + "\n"
+
+
+def _number(value: float) -> str:
+    return f"{value:.3f}" if isinstance(value, float) else str(value)

@@ -1,0 +1,194 @@
+"""Pretrained models behind the interface of our own: their logits exactly, and a plain word for what is none."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from spalm.corpus.pretrained import PretrainedTokens
+from spalm.errors import InputError
+from spalm.lm.pretrained import Pretrained, PretrainedFolder, locate_pretrained
+from tiny_models import ARCHITECTURES
+
+transformers = pytest.importorskip("transformers")
+CPU = torch.device("cpu")
+TOKENS = torch.tensor([[3, 17, 301, 2, 5, 88, 41], [9, 9, 1, 320, 44, 6, 200]])
+
+
+def load(folder: Path) -> tuple[Pretrained, transformers.PreTrainedModel]:
+    return PretrainedFolder(folder).load(CPU), transformers.AutoModelForCausalLM.from_pretrained(folder)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@torch.no_grad()
+def test_logits_are_the_models_own(tiny, architecture):
+    ours, theirs = load(tiny(architecture))
+    hidden = ours.hidden(TOKENS)
+    expected = theirs(TOKENS).logits
+    torch.testing.assert_close(ours.logits(hidden), expected, rtol=1e-4, atol=1e-4)
+    found = ours.log_probabilities(hidden)
+    torch.testing.assert_close(found, expected.log_softmax(-1), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(found.exp().sum(-1), torch.ones(2, 7))
+    targets = TOKENS.roll(-1, 1).flatten()
+    of_targets = ours.target_log_probabilities(hidden.flatten(0, 1), targets)
+    torch.testing.assert_close(of_targets, found.flatten(0, 1)[torch.arange(14), targets], rtol=1e-4, atol=1e-4)
+    assert (ours.width, ours.vocabulary, ours.longest) == (24, 328, 128)
+    assert ours.embed(TOKENS).shape == (2, 7, 24)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_read_in_pieces_it_is_the_same(tiny, architecture):
+    model = PretrainedFolder(tiny(architecture)).load(CPU)
+    state = model.start()
+    pieces = [model.hidden(part, state) for part in TOKENS.split([2, 1, 4], 1)]
+    torch.testing.assert_close(torch.cat(pieces, 1), model.hidden(TOKENS), rtol=1e-3, atol=1e-3)
+
+
+def test_a_model_whose_logits_do_not_follow_is_refused(tiny):
+    _, theirs = load(tiny("llama"))
+
+    class Sharpened(type(theirs)):
+        def forward(self, *args, **more):
+            said = super().forward(*args, **more)
+            said.logits = said.logits * 1.5
+            return said
+
+    theirs.__class__ = Sharpened
+    with pytest.raises(InputError, match="the logits of Sharpened do not follow from its last hidden state"):
+        Pretrained(theirs, "x")
+
+
+def made(folder: Path, model: transformers.PreTrainedModel) -> Path:
+    model.save_pretrained(folder)
+    return folder
+
+
+def test_a_model_that_looks_ahead_is_refused(tmp_path):
+    config = transformers.BertConfig(
+        vocab_size=97, hidden_size=24, num_hidden_layers=1, num_attention_heads=2, intermediate_size=48
+    )
+    folder = made(tmp_path, transformers.BertForMaskedLM(config))
+    with pytest.raises(InputError, match=r"\(BertLMHeadModel\) looks ahead: .*; give a causal language model$"):
+        PretrainedFolder(folder).load(CPU)
+
+
+def test_a_model_without_attention_is_refused(tmp_path):
+    config = transformers.MambaConfig(vocab_size=97, hidden_size=24, num_hidden_layers=1, state_size=4)
+    folder = made(tmp_path, transformers.MambaForCausalLM(config))
+    with pytest.raises(InputError, match="does not go on from keys and values of what it has read"):
+        PretrainedFolder(folder).load(CPU)
+
+
+def test_a_model_with_an_encoder_is_refused(tmp_path):
+    config = transformers.T5Config(vocab_size=97, d_model=24, d_kv=12, d_ff=48, num_layers=1, num_heads=2)
+    folder = made(tmp_path, transformers.T5ForConditionalGeneration(config))
+    with pytest.raises(InputError, match=r"^[^\n]* is no causal language model: [^\n]*$"):
+        PretrainedFolder(folder).load(CPU)
+
+
+@pytest.fixture
+def copy(tiny, tmp_path) -> Path:
+    return shutil.copytree(tiny("llama"), tmp_path / "llama")
+
+
+def reconfigure(folder: Path, **changes) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+DAMAGES = {
+    "cut weights": (lambda folder: cut(folder / "model.safetensors"), "is no causal language model: .*deserializ"),
+    "no JSON": (lambda folder: (folder / "config.json").write_text("{"), "is no causal language model: "),
+    "no type": (lambda folder: (folder / "config.json").write_text("{}"), "is no causal language model: "),
+    "other sizes": (lambda folder: reconfigure(folder, hidden_size=48), r"the weights are not as config.json says"),
+    "more layers": (lambda folder: reconfigure(folder, num_hidden_layers=3), r"no weights of .*layers.2\..* 8 more"),
+}
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:5000])
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_model_is_told_so_in_a_line(copy, damage):
+    harm, message = DAMAGES[damage]
+    harm(copy)
+    with pytest.raises(InputError, match=message) as raised:
+        PretrainedFolder(copy).load(CPU)
+    assert "\n" not in str(raised.value)
+    assert raised.value.__suppress_context__ or raised.value.__context__ is None
+
+
+@pytest.mark.parametrize(
+    ("missing", "message"),
+    [
+        ("config.json", r"holds no model \(no config.json\); give the folder of one, a GGUF file or a hub name"),
+        ("tokenizer.json", "has no tokenizer.json; save its tokeniser there in the fast format"),
+        ("model.safetensors", "has no weights as safetensors; save the model there with `save_pretrained`"),
+    ],
+)
+def test_a_folder_without_a_part_is_told_so(copy, missing, message):
+    (copy / missing).unlink()
+    with pytest.raises(InputError, match=message):
+        locate_pretrained(str(copy), copy / "converted")
+
+
+def test_what_is_no_model_is_told_so(tmp_path):
+    (tmp_path / "text.txt").write_text("hello")
+    (tmp_path / "no.gguf").write_bytes(b"GGUFabc")
+    (tmp_path / "text.gguf").write_text("hello")
+    for name, message in (
+        ("text.txt", "is no folder of a model, nor a .gguf file"),
+        ("absent.gguf", "does not exist; give the path of a GGUF file"),
+        ("no.gguf", r"cannot be converted: [^\n]*$"),
+        ("text.gguf", r"cannot be converted: [^\n]*$"),
+    ):
+        with pytest.raises(InputError, match=message):
+            locate_pretrained(str(tmp_path / name), tmp_path / "converted")
+
+
+@pytest.fixture
+def hub(monkeypatch, tmp_path) -> Path:
+    """The hub, as it is without a network: what was fetched before."""
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", ["nobody/nothing", "no such name at all"])
+def test_a_name_that_is_nowhere_is_told_so(hub, name):
+    with pytest.raises(InputError, match=rf"^there is no model '{name}', neither here nor on the hub \([^\n]*\)$"):
+        locate_pretrained(name, hub / "converted")
+
+
+def test_a_model_of_the_hub_is_found_by_its_name(hub, tiny):
+    repository = hub / "models--some--one"
+    shutil.copytree(tiny("llama"), repository / "snapshots" / "abc")
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text("abc")
+    found = locate_pretrained("some/one", hub / "converted")
+    assert found.digest == PretrainedFolder(tiny("llama")).digest
+
+
+def test_the_digest_tells_weights_and_tokenisers_apart(tiny, copy):
+    same = PretrainedFolder(copy).digest
+    assert same == PretrainedFolder(tiny("llama")).digest != PretrainedFolder(tiny("qwen2")).digest
+    (copy / "tokenizer.json").write_text((copy / "tokenizer.json").read_text() + "\n")
+    assert PretrainedFolder(copy).digest != same
+
+
+def test_a_gguf_file_is_converted_exactly_and_once(smollm2):
+    gguf, folder = smollm2
+    before = (folder / "model.safetensors").stat().st_mtime_ns
+    model = locate_pretrained(str(gguf), folder).load(CPU)
+    assert (folder / "model.safetensors").stat().st_mtime_ns == before
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
+    tokens = torch.tensor([PretrainedTokens.of_model(folder).prompt("The capital of France is")])
+    with torch.no_grad():
+        expected = theirs(tokens).logits
+    torch.testing.assert_close(model.logits(model.hidden(tokens)), expected, rtol=1e-4, atol=1e-3)
+    assert PretrainedTokens.of_model(folder).spell(int(expected[0, -1].argmax())) == " Paris"
