@@ -22,7 +22,6 @@ from spalm.learning import Hardware
 from spalm.memory import Encoder
 from spalm.semiparametric import Attached, Combined
 from spalm.serving import Live, explorer_of, make_server
-from spalm.serving.attached_explorer import ADAPTIVE
 from spalm.serving.chat import ChatTemplate
 from spalm.serving.live import live_attached
 
@@ -64,7 +63,7 @@ def open_attached(folder: Path) -> Attached:
 def server_of(attached: Attached, change: Callable[[Live], Live] = lambda live: live, **more: Any) -> FastAPI:
     """As `open_server` makes it, with a model that is changed for a test."""
     live = change(live_attached(attached))
-    return make_server(live, explorer_of(attached), ADAPTIVE, ChatTemplate(attached.directory), **more)
+    return make_server(live, explorer_of(attached), "adaptive", ChatTemplate(attached.directory), **more)
 
 
 class Held:
