@@ -15,6 +15,7 @@ from spalm.artifact import only_writer
 from spalm.learning import Hardware
 from spalm.memory import Memory
 from spalm.neighbours import make_searcher
+from spalm.semiparametric import Knn, Plain, WithKnn
 from spalm.serving import Picked, explorer_of, open_server
 from spalm.serving.live import Live
 
@@ -52,6 +53,11 @@ def add(client, name: str, text: str = SECRET) -> int:
     return client.post(PATH, json={"name": name, "text": text}).status_code
 
 
+def trusting(live: Live) -> Live:
+    """Goes by the nearest: what a mixture learns on a random model is not to trust anything."""
+    return replace(live, combiner=WithKnn(Plain(), Knn(0.95, 0.5, 4)))
+
+
 def names(client, **asked) -> list[str]:
     return [each["name"] for each in client.get(PATH, params=asked).json()["documents"]]
 
@@ -61,7 +67,8 @@ def secret_score(client) -> float:
     return sum(client.post("/v1/completions", json=asked).json()["choices"][0]["logprobs"]["token_logprobs"][1:])
 
 
-def test_what_is_added_is_used_at_once_and_what_is_deleted_no_more(client, folder):
+def test_what_is_added_is_used_at_once_and_what_is_deleted_no_more(folder):
+    client = client_of(server_of(open_attached(folder), trusting))
     before, held = secret_score(client), client.get(PATH).json()
     added = client.post(PATH, json={"name": "secret", "text": SECRET})
     assert added.status_code == 201
