@@ -3,10 +3,11 @@
 What counts, from weak to strong: defaults < recipe file < key=value on the command line.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import yaml
 from pydantic import model_validator
@@ -66,6 +67,8 @@ ROWS: dict[RowName, ModelName] = {
     "spalm-adaptive": "spalm",
 }
 """The rows of the results, and the model that each of them is made of."""
+
+Opened = TypeVar("Opened")
 
 
 class PaperRow(Settings):
@@ -175,9 +178,28 @@ class Run:
     _trained: dict[ModelName, TrainedModel | TrainedSpalm] = field(default_factory=dict)
     _records: dict[tuple[RowName, int], Records] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        ranks = self.hardware.ranks
+        ranks.same(self.recipe.as_json(), "recipes", "start all with the same recipe and settings")
+        ranks.share(self.recipe.training.batch_size)
+        ranks.share_folder(self.directory)
+
+    def _by_the_first(self, make: Callable[[], Opened], opened: Callable[[], Opened]) -> Opened:
+        """What one process makes: the first rank, while the others wait and then open it."""
+        ranks = self.hardware.ranks
+        if not ranks.first:
+            ranks.tell()
+            return opened()
+        if ranks.many:
+            self.hardware.prepare()  # with the cores of those that wait
+        made = make()
+        ranks.tell()
+        return made
+
     @cached_property
     def corpus(self) -> Corpus:
-        return build_corpus(self.recipe.corpus, self.directory / "corpus", self.restart)
+        where = self.directory / "corpus"
+        return self._by_the_first(lambda: build_corpus(self.recipe.corpus, where, self.restart), lambda: Corpus(where))
 
     def model(self, name: ModelName) -> TrainedModel | TrainedSpalm:
         if name not in self._trained:
@@ -219,11 +241,16 @@ class Run:
     @cached_property
     def neighbours(self) -> NeighbourTable:
         """The neighbours of every training, dev and test position."""
-        budget = Budget.of(self.ram, self.hardware.threads)
         where = self.directory / "neighbours"
-        return find_neighbours(
-            self.memory, self.encoder, self.corpus, self.recipe.neighbours, where, budget, self.restart
-        )
+        self.model("transformer")  # which reads the text: all ranks train it, one searches
+
+        def find() -> NeighbourTable:
+            budget = Budget.of(self.ram, self.hardware.threads)
+            return find_neighbours(
+                self.memory, self.encoder, self.corpus, self.recipe.neighbours, where, budget, self.restart
+            )
+
+        return self._by_the_first(find, lambda: NeighbourTable(where, Memory(self.directory / "memory")))
 
     def records(self, name: RowName, memory_length: int) -> Records:
         """What a model says of every dev and test position, with a short-term memory of that length."""
@@ -261,7 +288,12 @@ class Run:
         return row(*about, reference, ablated, self.neighbours.facts.get("more_texts", 0))
 
     def everything(self, console: Console) -> None:
-        """All stages, then the table and results.json."""
+        """All stages, then the table and results.json. Ranks train together; the first does the rest."""
+        if self.hardware.ranks.many:
+            for name in MODELS:
+                self.model(name)
+        if not self.hardware.ranks.first:
+            return
         rows = [each for name in ROWS for each in self.rows(name)]
         artifact.write_atomically(self.directory / RECIPE, yaml.safe_dump(self.recipe.as_json(), sort_keys=False))
         write_results(rows, self.directory)

@@ -27,9 +27,14 @@ Assignments = Annotated[
 ]
 Out = Annotated[Path, typer.Option(help="Folder of the run; each stage is a folder below it.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")]
-Threads = Annotated[int | None, typer.Option(help="CPU threads; default: all cores.")]
+Threads = Annotated[
+    int | None, typer.Option(help="CPU threads; default: all cores, in training divided among torchrun's ranks.")
+]
 Bf16 = Annotated[bool, typer.Option("--bf16", help="training.bf16=true evaluation.bf16=true, for GPUs.")]
 Compile = Annotated[bool, typer.Option("--compile", help="Compile the training step (for GPUs).")]
+Fsdp = Annotated[
+    bool, typer.Option("--fsdp", help="Divide parameters and optimiser among torchrun's ranks, for large models.")
+]
 Board = Annotated[bool, typer.Option("--tensorboard", help="Log to TensorBoard too (needs the extra).")]
 Ram = Annotated[
     str | None, typer.Option(help="Memory for the search for neighbours, such as 4G; default half of it all.")

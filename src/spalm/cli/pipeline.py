@@ -15,6 +15,7 @@ from spalm.cli.options import (
     Board,
     Compile,
     Device,
+    Fsdp,
     MemoryArgument,
     ModelArgument,
     Out,
@@ -30,7 +31,7 @@ from spalm.cli.options import (
 from spalm.console import say
 from spalm.corpus import OFFICIAL, download
 from spalm.errors import InputError
-from spalm.learning import Hardware
+from spalm.learning import Hardware, ranks_of_torchrun
 from spalm.memory import describe
 from spalm.neighbours import Kind, make_searcher, parse_size, workers
 from spalm.recipe import Recipe, Run, read_recipe
@@ -64,14 +65,17 @@ def train(
     threads: Threads = None,
     bf16: Bf16 = False,
     compile: Compile = False,
+    fsdp: Fsdp = False,
     tensorboard: Board = False,
     ram: Ram = None,
     restart: Restart = False,
 ) -> None:
-    """Train one model of a recipe."""
-    hardware = Hardware(device, threads, compile)
-    made = Run(_recipe(recipe, settings, bf16), out, hardware, tensorboard, restart, _bytes(ram)).model(model)
-    typer.echo(json.dumps(made.facts, indent=2))
+    """Train one model of a recipe. With torchrun, on several GPUs or machines."""
+    with ranks_of_torchrun() as ranks:
+        hardware = Hardware(device, threads, compile, fsdp, ranks)
+        made = Run(_recipe(recipe, settings, bf16), out, hardware, tensorboard, restart, _bytes(ram)).model(model)
+        if ranks.first:
+            typer.echo(json.dumps(made.facts, indent=2))
 
 
 @app.command(name="remember")
@@ -179,13 +183,15 @@ def run(
     threads: Threads = None,
     bf16: Bf16 = False,
     compile: Compile = False,
+    fsdp: Fsdp = False,
     tensorboard: Board = False,
     ram: Ram = None,
     restart: Restart = False,
 ) -> None:
     """Carry out a whole recipe: corpus, models, evaluation, table. Finished stages are skipped, killed ones resume."""
-    hardware = Hardware(device, threads, compile)
-    Run(_recipe(recipe, settings, bf16), out, hardware, tensorboard, restart, _bytes(ram)).everything(Console())
+    with ranks_of_torchrun() as ranks:
+        hardware = Hardware(device, threads, compile, fsdp, ranks)
+        Run(_recipe(recipe, settings, bf16), out, hardware, tensorboard, restart, _bytes(ram)).everything(Console())
 
 
 def _recipe(name: str, settings: list[str] | None, bf16: bool = False) -> Recipe:

@@ -31,10 +31,12 @@ class Streams:
 
     Every epoch begins at another offset (drawn from the seed and the epoch, nothing else), so that segments' borders
     fall elsewhere and no text is always left over. A batch is a function of the step alone: resuming needs no state.
+    `own`: the lanes that are read here, where others read the rest.
     """
 
-    def __init__(self, split: TokenSplit, lanes: int, segment: int, seed: int):
-        self._split, self._lanes, self._segment, self._seed = split, lanes, segment, seed
+    def __init__(self, split: TokenSplit, lanes: int, segment: int, seed: int, own: range | None = None):
+        self._split, self._segment, self._seed = split, segment, seed
+        self._lanes = np.arange(lanes) if own is None else np.array(own)
         self._lane_length = len(split) // lanes
         self.segments_per_epoch = self._lane_length // segment
         if self.segments_per_epoch == 0:
@@ -50,7 +52,7 @@ class Streams:
     def batch(self, step: int) -> Batch:
         epoch, segment = divmod(step, self.segments_per_epoch)
         offset = int(np.random.default_rng([self._seed, epoch]).integers(len(self._split))) if epoch else 0
-        lane_starts = offset + np.arange(self._lanes) * self._lane_length
+        lane_starts = offset + self._lanes * self._lane_length
         within = segment * self._segment + np.arange(self._segment)
         positions = (lane_starts[:, None] + within) % len(self._split)
         return Batch(

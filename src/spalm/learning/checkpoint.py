@@ -3,6 +3,7 @@
     checkpoint/STEP/tensors.safetensors     parameters, optimiser moments, carried memories, random state
     checkpoint/STEP/progress.json           step, best dev loss, and the digest of the tensors
 
+Parameters are whole and memories those of all lanes, so that another number of ranks can go on from it.
 Tensors and JSON only: loading one runs no code. The newest whole one counts; a half-written one is never seen.
 """
 
@@ -21,6 +22,8 @@ from torch import Tensor, nn
 
 from spalm.artifact import digest_of_file, write_json
 from spalm.errors import InputError
+from spalm.learning.ranks import ALONE, Ranks
+from spalm.learning.replica import cut_like, whole
 
 FOLDER = "checkpoint"
 
@@ -73,16 +76,31 @@ def save(
     model: nn.Module,
     optimiser: torch.optim.Optimizer,
     memories: list[list[Tensor]],
+    ranks: Ranks = ALONE,
 ) -> None:
+    """The first rank writes; the others give it what only they have."""
+    own = {f"model/{name}": tensor for name, tensor in model.state_dict().items()}
+    for index, moments in optimiser.state_dict()["state"].items():
+        own |= {f"optimiser/{index}/{name}": tensor for name, tensor in moments.items()}
+    tensors = {}
+    for name, tensor in own.items():
+        together = whole(tensor)
+        if ranks.first:
+            tensors[name] = together
+    for part, memory in enumerate(memories):
+        for layer, tensor in enumerate(memory):
+            for rank, theirs in enumerate(ranks.gather(tensor)):
+                tensors[f"memory/{rank * len(memories) + part}/{layer}"] = theirs
+    for device, state in _random_states().items():
+        tensors |= {f"random/{_of_rank(device, rank)}": theirs for rank, theirs in enumerate(ranks.gather(state))}
+    if ranks.first:
+        _write(directory, progress, tensors)
+
+
+def _write(directory: Path, progress: Progress, tensors: dict[str, Tensor]) -> None:
     folder = directory / FOLDER / f"{progress.step:09d}"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    tensors = {f"model/{name}": tensor for name, tensor in model.state_dict().items()}
-    for index, moments in optimiser.state_dict()["state"].items():
-        tensors |= {f"optimiser/{index}/{name}": tensor for name, tensor in moments.items()}
-    for part, memory in enumerate(memories):
-        tensors |= {f"memory/{part}/{layer}": tensor for layer, tensor in enumerate(memory)}
-    tensors |= {f"random/{device}": state for device, state in _random_states().items()}
     save_tensors(folder / "tensors.safetensors", tensors)
     digest = digest_of_file(folder / "tensors.safetensors")
     write_json(folder / "progress.json", {**asdict(progress), "sha256": digest})
@@ -92,9 +110,17 @@ def save(
 
 
 def load(
-    directory: Path, model: nn.Module, optimiser: torch.optim.Optimizer, device: torch.device, begin: int = 0
-) -> tuple[Progress, list[list[Tensor]]]:
-    """Brings model, optimiser and random state to the newest checkpoint; without one, leaves them at step `begin`."""
+    directory: Path,
+    model: nn.Module,
+    optimiser: torch.optim.Optimizer,
+    device: torch.device,
+    begin: int = 0,
+    ranks: Ranks = ALONE,
+) -> tuple[Progress, list[Tensor]]:
+    """Brings model, optimiser and random state to the newest checkpoint; without one, leaves them at step `begin`.
+
+    Gives the progress, and the carried memory of this rank's lanes, layer by layer.
+    """
     folder = _newest(directory)
     if folder is None:
         return Progress(begin), []
@@ -107,18 +133,28 @@ def load(
     for name, tensor in tensors.items():
         group, inner = name.split("/", 1)
         groups.setdefault(group, {})[inner] = tensor
-    model.load_state_dict(groups["model"])
+    own = model.state_dict()
+    model.load_state_dict({name: cut_like(tensor, own[name]) for name, tensor in groups["model"].items()})
     state = optimiser.state_dict()
+    parameters = [parameter for group in optimiser.param_groups for parameter in group["params"]]
     for name, tensor in groups.get("optimiser", {}).items():
         index, moment = name.split("/")
-        state["state"].setdefault(int(index), {})[moment] = tensor
+        like = parameters[int(index)]
+        state["state"].setdefault(int(index), {})[moment] = cut_like(tensor, like) if tensor.dim() else tensor
     optimiser.load_state_dict(state)
-    _restore_random_states(groups["random"])
-    memories: dict[int, dict[int, Tensor]] = {}
-    for name, tensor in groups.get("memory", {}).items():
+    _restore_random_states(groups["random"], ranks.rank)
+    return Progress(**content), [lanes.to(device) for lanes in _own_lanes(groups.get("memory", {}), ranks)]
+
+
+def _own_lanes(memories: dict[str, Tensor], ranks: Ranks) -> list[Tensor]:
+    """Layer by layer, the carried memory of this rank's lanes, however many ranks and parts it was written by."""
+    layers: dict[int, dict[int, Tensor]] = {}
+    for name, tensor in memories.items():
         part, layer = map(int, name.split("/"))
-        memories.setdefault(part, {})[layer] = tensor.to(device)
-    return Progress(**content), [[layers[i] for i in sorted(layers)] for _, layers in sorted(memories.items())]
+        layers.setdefault(layer, {})[part] = tensor
+    joined = [torch.cat([parts[part] for part in sorted(parts)]) for _, parts in sorted(layers.items())]
+    shares = [ranks.share(len(lanes)) for lanes in joined]
+    return [lanes[share.start : share.stop] for lanes, share in zip(joined, shares)]
 
 
 def _newest(directory: Path) -> Path | None:
@@ -133,7 +169,14 @@ def _random_states() -> dict[str, Tensor]:
     return states
 
 
-def _restore_random_states(states: dict[str, Tensor]) -> None:
-    torch.set_rng_state(states["cpu"])
-    if "cuda" in states and torch.cuda.is_available():
-        torch.cuda.set_rng_state(states["cuda"])
+def _restore_random_states(states: dict[str, Tensor], rank: int) -> None:
+    """A rank that had no part in the checkpoint goes on with the state that it began with."""
+    cpu, cuda = _of_rank("cpu", rank), _of_rank("cuda", rank)
+    if cpu in states:
+        torch.set_rng_state(states[cpu])
+    if cuda in states and torch.cuda.is_available():
+        torch.cuda.set_rng_state(states[cuda])
+
+
+def _of_rank(device: str, rank: int) -> str:
+    return f"{device}/{rank}" if rank else device

@@ -1,6 +1,7 @@
 """Where the arithmetic happens: device, threads, precision, and an allocator that does not get in the way."""
 
 import ctypes
+import os
 import sys
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -8,6 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from spalm.errors import InputError
+from spalm.learning.ranks import ALONE, Ranks
 
 
 @dataclass(frozen=True)
@@ -17,10 +19,19 @@ class Hardware:
     device: str = "auto"
     threads: int | None = None
     compile: bool = False
+    fsdp: bool = False
+    ranks: Ranks = ALONE
 
-    def prepare(self) -> torch.device:
-        """The device to use, with threads and allocator set for it."""
+    def prepare(self, together: bool = False) -> torch.device:
+        """The device to use, with threads and allocator set for it; `together`: by all ranks at the same time."""
+        if self.fsdp and not self.ranks.many:
+            raise InputError("--fsdp divides a model among ranks; start several with torchrun --nproc-per-node")
         name = best_device() if self.device == "auto" else self.device
+        if self.ranks.many:
+            if name == "mps":
+                raise InputError("--device mps: ranks cannot exchange tensors from there; give --device cpu")
+            name = f"cuda:{self.ranks.local_rank}" if name == "cuda" else name
+            torch.set_num_threads(max(1, _cores() // (self.ranks.local_count if together else 1)))
         try:
             device = torch.device(name)
             torch.empty(1, device=device)
@@ -32,12 +43,18 @@ class Hardware:
             torch.set_num_threads(self.threads)
         if device.type == "cpu":
             keep_freed_memory()
+        elif device.index is not None and device.type == "cuda":
+            torch.cuda.set_device(device)
         return device
 
 
 def autocast(device: torch.device, bf16: bool) -> AbstractContextManager:
     """bfloat16 for the matrix products inside the network; probabilities stay in single precision."""
     return torch.autocast(device.type, torch.bfloat16) if bf16 else nullcontext()
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def best_device() -> str:

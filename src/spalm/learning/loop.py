@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import torch
@@ -15,6 +16,7 @@ from spalm.errors import InputError
 from spalm.learning import checkpoint
 from spalm.learning.device import Hardware, autocast
 from spalm.learning.optimiser import OptimiserSettings, learning_rate, make_optimiser
+from spalm.learning.replica import Loss, Replica, whole
 from spalm.learning.runlog import RunLog
 from spalm.settings import Settings
 
@@ -25,7 +27,7 @@ class TrainingSettings(Settings):
     batch_size: int = Field(gt=0)
     """Lanes: places of the text that are read side by side; one step reads a segment of each."""
     micro_batch: int | None = Field(None, gt=0)
-    """Lanes computed at a time; gradients of a step are added up over them. Saves memory, changes nothing else."""
+    """Lanes that a rank computes at a time; gradients of a step are added up over them. Saves memory, nothing else."""
     segment_length: int = Field(gt=0)
     """Tokens of local context: the paper's N."""
     memory_length: int = Field(ge=0)
@@ -47,9 +49,6 @@ BEST = "model.safetensors"
 KEPT = "kept.safetensors"
 """The parameters after some of the steps."""
 
-Loss = Callable[[Batch, list[Tensor]], tuple[Tensor, list[Tensor]]]
-"""The summed loss of a batch given the lanes' memory, and the memory after it."""
-
 
 def fit(
     model: nn.Module,
@@ -67,16 +66,30 @@ def fit(
     """Trains `model`, leaving the best on dev in `directory`; continues from the checkpoint there, if there is one.
 
     `begin`: the step of the schedule at which it takes over, where another model has made those before. `keep`: the
-    number of steps after which the parameters are kept for another model to take over.
+    number of steps after which the parameters are kept for another model to take over. Ranks share the lanes, so that a
+    step is the same on any number of them; the first one looks at dev and writes.
     """
-    device = hardware.prepare()
-    model.to(device)
-    streams = Streams(train, settings.batch_size, settings.segment_length, settings.seed)
-    optimiser = make_optimiser(settings.optimiser, model)
-    torch.manual_seed(settings.seed + 1)  # of the dropout; the parameters were drawn before
-    progress, memories = checkpoint.load(directory, model, optimiser, device, begin)
-    log = RunLog(directory, progress.step, tensorboard)
-    compute = torch.compile(loss) if hardware.compile else loss
+    device, ranks = hardware.prepare(together=True), hardware.ranks
+    streams = Streams(
+        train, settings.batch_size, settings.segment_length, settings.seed, ranks.share(settings.batch_size)
+    )
+    replica = Replica(model, loss, device, hardware)
+    optimiser = make_optimiser(settings.optimiser, replica.model)
+
+    def gradients(step: int, memories: list[list[Tensor]]) -> tuple[float, list[list[Tensor]]]:
+        with autocast(device, settings.bf16):
+            return _accumulate(replica.loss, streams.batch(step).to(device), memories, settings, replica.part)
+
+    if ranks.many:
+        # DDP settles the order in which it adds up gradients after a first pass. One that does not count comes before
+        # all that do: the first step after a resume would be rounded otherwise.
+        gradients(begin, [])
+        optimiser.zero_grad(set_to_none=True)
+    torch.manual_seed(settings.seed + 1 + ranks.rank)  # of the dropout; the parameters were drawn before
+    progress, memory = checkpoint.load(directory, replica.model, optimiser, device, begin, ranks)
+    ranks.same(progress.step, "checkpoints", "run the same command again when all machines see the same files")
+    memories = _in_parts(memory, settings)
+    log = RunLog(directory, progress.step, tensorboard) if ranks.first else None
     tokens_per_step = settings.batch_size * settings.segment_length
     saved = logged = time.monotonic()
     logged_step, save_seconds, speed = progress.step, 0.0, 0.0
@@ -87,10 +100,12 @@ def fit(
                 group["lr"] = rate
             if streams.starts_epoch(progress.step):
                 memories = []
-            batch = streams.batch(progress.step).to(device)
-            with autocast(device, settings.bf16):
-                train_loss, memories = _accumulate(compute, batch, memories, settings)
-            norm = nn.utils.clip_grad_norm_(model.parameters(), settings.optimiser.clip)
+            own_loss, memories = gradients(progress.step, memories)
+            wait = max(CHECKPOINT_SECONDS, 20 * save_seconds)  # saving takes at most a twentieth of the time
+            due = ranks.first and time.monotonic() - saved > wait  # clocks differ: one decides for all
+            summed, to_save = ranks.sum(own_loss, due)
+            train_loss = summed / ranks.count
+            norm = whole(nn.utils.clip_grad_norm_(replica.model.parameters(), settings.optimiser.clip))
             if not math.isfinite(train_loss) or not torch.isfinite(norm):
                 raise InputError(
                     f"{title}: the loss is no longer a number at step {progress.step} (learning rate {rate:.2g}); "
@@ -101,41 +116,58 @@ def fit(
             progress.step += 1
             shown.advance()
             if progress.step == keep:
-                checkpoint.save_tensors(directory / KEPT, model.state_dict())
+                with replica.whole() as now_whole:
+                    if ranks.first:
+                        checkpoint.save_tensors(directory / KEPT, now_whole.state_dict())
 
             now = time.monotonic()
             last = progress.step == settings.steps
             if last or progress.step % 10 == 0:
                 speed = tokens_per_step * (progress.step - logged_step) / max(now - logged, 1e-9)
                 logged, logged_step = now, progress.step
-                log.write(progress.step, loss=train_loss, learning_rate=rate, tokens_per_second=round(speed))
+                if log is not None:
+                    log.write(progress.step, loss=train_loss, learning_rate=rate, tokens_per_second=round(speed))
             if last or progress.step % settings.evaluate_every == 0:
-                found = dev_loss()
-                log.write(progress.step, dev_loss=found)
-                if progress.best_dev is None or found < progress.best_dev:
-                    progress.best_dev, progress.best_step = found, progress.step
-                    checkpoint.save_tensors(directory / BEST, model.state_dict())
+                with replica.whole() as now_whole:
+                    found = ranks.tell(dev_loss() if ranks.first else None)
+                    if log is not None:
+                        log.write(progress.step, dev_loss=found)
+                    if progress.best_dev is None or found < progress.best_dev:
+                        progress.best_dev, progress.best_step = found, progress.step
+                        if ranks.first:
+                            checkpoint.save_tensors(directory / BEST, now_whole.state_dict())
             dev = "" if progress.best_dev is None else f", dev {progress.best_dev:.3f}"
             shown.say(f"loss {train_loss:.3f}{dev}, {speed:,.0f} tokens/s")
-            if last or now - saved > max(CHECKPOINT_SECONDS, 20 * save_seconds):  # at most a twentieth of the time
+            if last or to_save:
                 began = time.monotonic()
-                checkpoint.save(directory, progress, model, optimiser, memories)
+                checkpoint.save(directory, progress, replica.model, optimiser, memories, ranks)
                 saved = time.monotonic()
                 save_seconds = saved - began
-    log.close()
+    if log is not None:
+        log.close()
     return progress
 
 
+def _in_parts(lanes: list[Tensor], settings: TrainingSettings) -> list[list[Tensor]]:
+    """What every layer holds of all lanes, as the memories of the parts that are computed at a time."""
+    return [list(part) for part in zip(*(layer.split(settings.micro_batch or len(layer)) for layer in lanes))]
+
+
 def _accumulate(
-    loss: Loss, batch: Batch, memories: list[list[Tensor]], settings: TrainingSettings
+    loss: Callable[[Batch, list[Tensor]], tuple[Tensor, list[Tensor]]],
+    batch: Batch,
+    memories: list[list[Tensor]],
+    settings: TrainingSettings,
+    not_the_last: Callable[[], AbstractContextManager] = nullcontext,
 ) -> tuple[float, list[list[Tensor]]]:
     """Adds up the gradients of one step, part by part; gives the mean loss and the memories after it."""
-    at_a_time = min(settings.micro_batch or settings.batch_size, settings.batch_size)
-    tokens = batch.targets.numel()
+    lanes, tokens = len(batch.targets), batch.targets.numel()
+    at_a_time = min(settings.micro_batch or lanes, lanes)
     total, after = 0.0, []
-    for part, first in enumerate(range(0, settings.batch_size, at_a_time)):
-        summed, memory = loss(batch.lanes(first, first + at_a_time), memories[part] if memories else [])
-        (summed / tokens).backward()
+    for part, first in enumerate(range(0, lanes, at_a_time)):
+        with nullcontext() if first + at_a_time >= lanes else not_the_last():
+            summed, memory = loss(batch.lanes(first, first + at_a_time), memories[part] if memories else [])
+            (summed / tokens).backward()
         total += summed.item()
         after.append(memory)
     return total / tokens, after

@@ -5,11 +5,9 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from spalm import artifact
 from spalm.artifact import Artifact
 from spalm.corpus import Batch, Corpus
-from spalm.learning import BEST, KEPT, Hardware, TrainingSettings, fit, load_parameters
-from spalm.learning.checkpoint import FOLDER as CHECKPOINTS
+from spalm.learning import BEST, KEPT, Hardware, TrainingSettings, fit, load_parameters, training_stage
 from spalm.lm.reading import Reading, log_probabilities
 from spalm.lm.state import remembered
 from spalm.lm.transformer import NetworkSettings, Transformer
@@ -49,16 +47,15 @@ def train_model(
 ) -> "TrainedModel":
     """Trains at `directory`, continues there, or finds the model trained before."""
 
-    def make(draft: artifact.Draft) -> tuple[dict, list[str]]:
-        draft.scratch(CHECKPOINTS)
+    def make(where: Path) -> tuple[dict, list[str]]:
         model = Transformer(settings.network, corpus.vocabulary).initialise(settings.training.seed)
         progress = fit(
             model,
-            lambda batch, memory: segment_loss(model, settings.training.memory_length, batch, memory),
+            lambda model, batch, memory: segment_loss(model, settings.training.memory_length, batch, memory),
             corpus.split("train"),
             lambda: dev_loss(model, corpus, settings),
             settings.training,
-            draft.directory,
+            where,
             f"train {name}",
             hardware,
             tensorboard,
@@ -72,7 +69,8 @@ def train_model(
         }
         return facts, [BEST, KEPT] if settings.keep_step else [BEST]
 
-    artifact.stage(directory, KIND, VERSION, settings.as_json(), {"corpus": corpus.digest}, make, restart)
+    parents = {"corpus": corpus.digest}
+    training_stage(directory, KIND, VERSION, settings.as_json(), parents, make, restart, hardware.ranks)
     return TrainedModel(directory)
 
 

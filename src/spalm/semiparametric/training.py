@@ -8,12 +8,10 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from spalm import artifact
 from spalm.artifact import Artifact
 from spalm.corpus import Batch, Corpus
 from spalm.errors import InputError
-from spalm.learning import BEST, Hardware, fit, load_parameters
-from spalm.learning.checkpoint import FOLDER as CHECKPOINTS
+from spalm.learning import BEST, Hardware, fit, load_parameters, training_stage
 from spalm.lm import ModelSettings, Reading, TrainedModel, Transformer, parameter_count, remembered
 from spalm.lm.training import DEV_LANES
 from spalm.neighbours import NeighbourTable
@@ -72,11 +70,12 @@ def train_spalm(
     if (begin > 0) != (start is not None):
         raise InputError(f"spalm.start = {settings.spalm.start}: transformer-XL's parameters go with a start above 0")
 
-    def make(draft: artifact.Draft) -> tuple[dict, list[str]]:
-        draft.scratch(CHECKPOINTS)
+    def make(where: Path) -> tuple[dict, list[str]]:
         model = Spalm(Transformer(settings.network, corpus.vocabulary), gate).initialise(training.seed)
         if start is not None:
             model.base = start.kept()
+        if not gate.neighbours:
+            model.gate.requires_grad_(False)  # nothing comes through it
         retriever: Look = Retriever(table, "train", gate.neighbours)
         if hardware.compile:
             retriever = torch.compiler.disable(retriever.__call__)  # it reads from disk
@@ -92,11 +91,11 @@ def train_spalm(
 
         progress = fit(
             model,
-            lambda batch, memory: segment_loss(model, retriever, training.memory_length, batch, memory),
+            lambda model, batch, memory: segment_loss(model, retriever, training.memory_length, batch, memory),
             corpus.split("train"),
             dev_loss,
             training,
-            draft.directory,
+            where,
             f"train {name}",
             hardware,
             tensorboard,
@@ -112,7 +111,7 @@ def train_spalm(
 
     parents = {"corpus": corpus.digest, "neighbours": table.digest}
     parents |= {} if start is None else {"start": start.digest}
-    artifact.stage(directory, KIND, VERSION, settings.as_json(), parents, make, restart)
+    training_stage(directory, KIND, VERSION, settings.as_json(), parents, make, restart, hardware.ranks)
     return TrainedSpalm(directory)
 
 

@@ -1,0 +1,5 @@
+"""`python -m spalm`, and so `torchrun -m spalm`."""
+
+from spalm.cli import main
+
+main()
