@@ -30,6 +30,7 @@ from spalm.artifact import write_json
 from spalm.console import say
 from spalm.corpus import tokenise_files
 from spalm.corpus.document import locate
+from spalm.engine import LOCAL
 from spalm.learning import Hardware
 from spalm.memory import Memory, remember, source_of_split, source_of_text
 from spalm.neighbours import Budget, NeighbourSettings, parse_size
@@ -55,10 +56,15 @@ NETWORKS = {
 PAPER_CPU_HOURS = (6000, 8000)
 
 
+def real_run(width: int, folder: Path) -> Run:
+    """An encoder trained on WikiText-2, and its memory."""
+    recipe = read_recipe("wikitext2", [*COMMON, *NETWORKS[width].split()])
+    return Run(recipe, folder / f"{width}", Hardware())
+
+
 def real_keys(width: int, folder: Path, count: int) -> Memory:
     """At least `count` keys of an encoder trained on WikiText-2."""
-    recipe = read_recipe("wikitext2", [*COMMON, *NETWORKS[width].split()])
-    run = Run(recipe, folder / f"{width}", Hardware())
+    run = real_run(width, folder)
     memory = run.memory
     if len(memory.entries()) < count:
         for split in ("dev", "test"):
@@ -123,7 +129,7 @@ def ours(vectors: First, recall: float, ram: int, folder: Path) -> tuple[float, 
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     began = time.perf_counter()
-    bulk = Bulk(vectors, NeighbourSettings(count=K, recall=recall), folder, folder / "work", Budget.of(ram, None))
+    bulk = Bulk(vectors, NeighbourSettings(count=K, recall=recall), folder, folder / "work", Budget.of(ram, LOCAL))
     bulk.announce(len(vectors))
     bulk.prepare()
     answered = bulk.answer("train", len(vectors), K, first_id=0)

@@ -87,14 +87,18 @@ def digest_of_json(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
-def write_atomically(path: Path, content: bytes | str) -> None:
-    """Puts `content` at `path` in one step: after a crash there is the old file or the new one, nothing between."""
-    temporary = path.with_name(path.name + TEMPORARY)
+def write_atomically(path: Path, content: bytes | str, mark: str = "", sync: bool = True) -> None:
+    """Puts `content` at `path` in one step: after a crash there is the old file or the new one, nothing between.
+
+    Where several may write the same at once, each gives a `mark` of its own. Scratch need not be synced to the disk.
+    """
+    temporary = path.with_name(path.name + mark + TEMPORARY)
     try:
         with temporary.open("wb") as file:
             file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
-            os.fsync(file.fileno())
+            if sync:
+                os.fsync(file.fileno())
         temporary.replace(path)
     except OSError:
         temporary.unlink(missing_ok=True)

@@ -15,6 +15,7 @@ from rich.console import Console
 
 from spalm import artifact
 from spalm.corpus import Corpus, CorpusSettings, build_corpus, tokenise_files
+from spalm.engine import Engine, LocalEngine
 from spalm.errors import InputError
 from spalm.learning import Hardware, TrainingSettings
 from spalm.lm import ModelSettings, NetworkSettings, TrainedModel, train_model
@@ -174,7 +175,9 @@ class Run:
     tensorboard: bool = False
     restart: bool = False
     ram: int | None = None
-    """Bytes that the search for neighbours may use."""
+    """Bytes that the search for neighbours may use on a machine."""
+    engine: Engine | None = None
+    """Where keys are made and neighbours searched for; default: here."""
     _trained: dict[ModelName, TrainedModel | TrainedSpalm] = field(default_factory=dict)
     _records: dict[tuple[RowName, int], Records] = field(default_factory=dict)
 
@@ -195,6 +198,10 @@ class Run:
         made = make()
         ranks.tell()
         return made
+
+    @cached_property
+    def _engine(self) -> Engine:
+        return self.engine or LocalEngine(self.hardware.threads)
 
     @cached_property
     def corpus(self) -> Corpus:
@@ -228,14 +235,16 @@ class Run:
         """The long-term memory, with every position of the training text in it."""
         train = self.corpus.split("train")
         memory = open_memory(self.directory / "memory", self.encoder, self.recipe.memory, train, self.restart)
-        remember(memory, self.encoder, train, source_of_split(self.corpus, "train"), self.restart)
+        source = source_of_split(self.corpus, "train")
+        remember(memory, self.encoder, train, source, self.restart, engine=self._engine)
         return memory
 
     def remember(self, paths: list[Path]) -> Memory:
         """The memory with the documents of more files in it."""
         if paths:
             stream = tokenise_files(paths, self.corpus.tokeniser)
-            remember(self.memory, self.encoder, stream, source_of_text(stream), self.restart)
+            source = source_of_text(stream)
+            remember(self.memory, self.encoder, stream, source, self.restart, engine=self._engine)
         return self.memory
 
     @cached_property
@@ -245,10 +254,8 @@ class Run:
         self.model("transformer")  # which reads the text: all ranks train it, one searches
 
         def find() -> NeighbourTable:
-            budget = Budget.of(self.ram, self.hardware.threads)
-            return find_neighbours(
-                self.memory, self.encoder, self.corpus, self.recipe.neighbours, where, budget, self.restart
-            )
+            how = Budget.of(self.ram, self._engine), self.restart, self._engine
+            return find_neighbours(self.memory, self.encoder, self.corpus, self.recipe.neighbours, where, *how)
 
         return self._by_the_first(find, lambda: NeighbourTable(where, Memory(self.directory / "memory")))
 

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from spalm.engine import EngineName
 from spalm.memory import Memory, is_memory
 from spalm.recipe import MODELS, ROWS, ModelName, RowName
 
@@ -37,7 +38,13 @@ Fsdp = Annotated[
 ]
 Board = Annotated[bool, typer.Option("--tensorboard", help="Log to TensorBoard too (needs the extra).")]
 Ram = Annotated[
-    str | None, typer.Option(help="Memory for the search for neighbours, such as 4G; default half of it all.")
+    str | None, typer.Option(help="Memory for the search for neighbours, such as 4G; default half of a machine's.")
+]
+OnEngine = Annotated[
+    EngineName, typer.Option("--engine", help="local, or ray (an extra): makes keys and neighbours on many machines.")
+]
+Address = Annotated[
+    str | None, typer.Option(help="With --engine ray: host:port of a cluster, or auto; default: started here.")
 ]
 Restart = Annotated[bool, typer.Option("--restart", help="Begin unfinished stages again from nothing.")]
 Host = Annotated[str, typer.Option(help="Address to listen on; others than loopback let other machines in.")]

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from spalm.artifact import Artifact
 from spalm.cli.options import (
+    Address,
     Assignments,
     Bf16,
     Board,
@@ -18,6 +19,7 @@ from spalm.cli.options import (
     Fsdp,
     MemoryArgument,
     ModelArgument,
+    OnEngine,
     Out,
     Ram,
     RecipeArgument,
@@ -30,6 +32,7 @@ from spalm.cli.options import (
 )
 from spalm.console import say
 from spalm.corpus import OFFICIAL, download
+from spalm.engine import EngineName, open_engine
 from spalm.errors import InputError
 from spalm.learning import Hardware, ranks_of_torchrun
 from spalm.memory import describe
@@ -89,16 +92,22 @@ def remember_(
     text: Annotated[list[Path] | None, typer.Option(help="Files or folders to remember too; may be repeated.")] = None,
     device: Device = "auto",
     threads: Threads = None,
+    engine: OnEngine = "local",
+    address: Address = None,
     restart: Restart = False,
 ) -> None:
     """Put a recipe's training text, or further texts, into a long-term memory; the next search finds them."""
     hardware = Hardware(device, threads)
-    if is_attached(Path(recipe)):
-        memory = remember_files(Attached(recipe, hardware), text or [], restart)
-    elif out is None:
+    attached = is_attached(Path(recipe))
+    if not attached and out is None:
         raise InputError(f"--out is missing: where is the run of {recipe}?")
-    else:
-        memory = Run(_recipe(recipe, settings), out, hardware, restart=restart).remember(text or [])
+    with open_engine(engine, address, threads) as opened:
+        if attached:
+            where = _place(Path(recipe), engine)
+            memory = remember_files(Attached(where, hardware), text or [], restart, opened)
+        else:
+            run = Run(_recipe(recipe, settings), _place(out, engine), hardware, restart=restart, engine=opened)
+            memory = run.remember(text or [])
     typer.echo(json.dumps(describe(memory), indent=2, ensure_ascii=False))
 
 
@@ -133,13 +142,16 @@ def neighbours(
     ram: Ram = None,
     device: Device = "auto",
     threads: Threads = None,
+    engine: OnEngine = "local",
+    address: Address = None,
     restart: Restart = False,
 ) -> None:
     """Find the nearest entries of every training, dev and test position, once and for all."""
     wanted = [] if recall is None else [f"neighbours.recall={recall}"]
-    hardware = Hardware(device, threads)
-    made = Run(_recipe(recipe, [*(settings or []), *wanted]), out, hardware, False, restart, _bytes(ram))
-    typer.echo(json.dumps(made.neighbours.facts, indent=2))
+    chosen, hardware, size = _recipe(recipe, [*(settings or []), *wanted]), Hardware(device, threads), _bytes(ram)
+    with open_engine(engine, address, threads) as opened:
+        made = Run(chosen, _place(out, engine), hardware, False, restart, size, opened).neighbours
+    typer.echo(json.dumps(made.facts, indent=2))
 
 
 @app.command()
@@ -186,17 +198,25 @@ def run(
     fsdp: Fsdp = False,
     tensorboard: Board = False,
     ram: Ram = None,
+    engine: OnEngine = "local",
+    address: Address = None,
     restart: Restart = False,
 ) -> None:
     """Carry out a whole recipe: corpus, models, evaluation, table. Finished stages are skipped, killed ones resume."""
-    with ranks_of_torchrun() as ranks:
+    chosen, size = _recipe(recipe, settings, bf16), _bytes(ram)
+    with ranks_of_torchrun() as ranks, open_engine(engine if ranks.first else "local", address, threads) as opened:
         hardware = Hardware(device, threads, compile, fsdp, ranks)
-        Run(_recipe(recipe, settings, bf16), out, hardware, tensorboard, restart, _bytes(ram)).everything(Console())
+        Run(chosen, _place(out, engine), hardware, tensorboard, restart, size, opened).everything(Console())
 
 
 def _recipe(name: str, settings: list[str] | None, bf16: bool = False) -> Recipe:
     switches = ["training.bf16=true", "evaluation.bf16=true"] if bf16 else []
     return read_recipe(name, [*(settings or []), *switches])
+
+
+def _place(out: Path, engine: EngineName) -> Path:
+    """Workers of a cluster stand elsewhere: to them a path must say all."""
+    return out if engine == "local" else out.absolute()
 
 
 def _bytes(ram: str | None) -> int | None:

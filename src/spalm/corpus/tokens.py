@@ -79,10 +79,14 @@ class TokenSplit(TokenStream):
             lambda: names.read_text(encoding="utf-8").split("\n")[:-1],
             start,
         )
-        self.split = split
+        self.split, self._corpus = split, corpus.directory
         counts = corpus.facts["splits"][split]
         self.words: int = counts["words"]
         self.characters: int = counts["characters"]
+
+    def __reduce__(self) -> tuple:
+        """It goes to another process as a path."""
+        return _open_split, (self._corpus, self.split)
 
 
 class Corpus(Artifact):
@@ -102,3 +106,7 @@ class Corpus(Artifact):
     def split(self, split: Split) -> TokenSplit:
         assert split in SPLITS
         return TokenSplit(self, split, self.tokeniser.start)
+
+
+def _open_split(directory: Path, split: Split) -> TokenSplit:
+    return Corpus(directory).split(split)

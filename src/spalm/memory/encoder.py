@@ -10,6 +10,7 @@ import torch
 from pydantic import Field
 
 from spalm.corpus import TokenStream
+from spalm.engine import Travelling
 from spalm.errors import InputError
 from spalm.lm import LanguageModel, Reading, TrainedModel, hidden_states
 from spalm.lm.reading import Hidden
@@ -28,7 +29,7 @@ class MemorySettings(Settings):
 
 
 @dataclass(frozen=True)
-class Encoder:
+class Encoder(Travelling):
     """Reads text and gives a hidden state for each position."""
 
     digest: str
@@ -43,6 +44,11 @@ class Encoder:
     @cached_property
     def model(self) -> LanguageModel:
         return self.load()
+
+    @property
+    def gpus(self) -> int:
+        """That it computes on."""
+        return int(self.device().type == "cuda")
 
     @property
     def identity(self) -> dict[str, Any]:

@@ -164,6 +164,10 @@ class Shards:
         self.kinds: dict[What, tuple[str, tuple[int, ...]]] = {"keys": ("<f2", (width,)), "tokens": ("<i4", ())}
         self.mapped = lru_cache(maxsize=256)(self._map)
 
+    def __reduce__(self) -> tuple:
+        """It goes to another process as a path."""
+        return Shards, (self.folder, self.width)
+
     def path(self, what: What, shard: int) -> Path:
         return self.folder / f"{shard:08d}.{what}"
 

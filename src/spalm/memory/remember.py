@@ -3,14 +3,16 @@
 import hashlib
 import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from spalm.artifact import only_writer, set_aside
-from spalm.console import Bar, bar, say
+from spalm.console import bar, say
 from spalm.corpus import Corpus, Split, TokenStream
+from spalm.engine import LOCAL, Engine, Part, Told, Travelling, in_order, parts
 from spalm.errors import InputError
 from spalm.memory.encoder import Encoder, MemorySettings
 from spalm.memory.projection import Projection
@@ -82,6 +84,7 @@ def remember(
     source: dict[str, Any],
     restart: bool = False,
     go_on: Callable[[], None] = lambda: None,
+    engine: Engine = LOCAL,
 ) -> bool:
     """Adds the documents of `stream` to the memory; False if they, or some of them, are there already.
 
@@ -89,6 +92,7 @@ def remember(
     `go_on` is asked every few windows, and ends the work by raising something.
     """
     memory.refuse_others({**encoder.identity, "width": memory.width})
+    engine.refuse_unless_shared(memory.directory)
     with only_writer(memory.directory):
         memory.clear_leftovers()
         if memory.remembers(source):
@@ -99,10 +103,18 @@ def remember(
         most = min(memory.entries_per_shard, encoder.entries_per_shard or memory.entries_per_shard)
         size = stride * max(1, most // stride)
         done = _written(memory, batch)
+        writing = _Writing(memory, encoder, stream, memory.next_shard())
         with bar(f"remember {len(stream.names):,} document(s)", len(stream), done) as shown:
-            for start in range(done, len(stream), size):
-                stop = min(start + size, len(stream))
-                _add_shard(memory, encoder, stream, batch, first_id, start, stop, shown, go_on)
+
+            def told(positions: int) -> None:
+                shown.advance(positions)
+                go_on()
+
+            shards, at_once = parts(done, len(stream), size), max(1, engine.cores // engine.threads)
+            # In order: a run that goes on does so after the last.
+            for part, digests in in_order(engine.each(writing, shards, told, at_once, engine.threads)):
+                _add_shard(memory, batch, first_id, writing.shard(part), part, digests)
+                shown.say(f"{part.last:,} entries of width {memory.width}")
         _publish(memory, batch, first_id, stream)
     return True
 
@@ -136,29 +148,33 @@ def _written(memory: Memory, batch: int) -> int:
         return connection.execute("SELECT coalesce(sum(entries), 0) FROM shards WHERE batch = ?", [batch]).fetchone()[0]
 
 
-def _add_shard(
-    memory: Memory,
-    encoder: Encoder,
-    stream: TokenStream,
-    batch: int,
-    first_id: int,
-    start: int,
-    stop: int,
-    shown: Bar,
-    go_on: Callable[[], None],
-) -> None:
-    def advance(positions: int) -> None:
-        shown.advance(positions)
-        go_on()
+@dataclass(frozen=True)
+class _Writing(Travelling):
+    """Makes the keys of a part of the text, and of them a shard, which counts once the catalogue names it."""
 
-    keys = encoder.keys(stream, start, stop, memory.keys_of, memory.width, advance)
-    tokens = stream.targets(np.arange(start, stop))
-    shard = memory.next_shard()
-    digests = memory.write_shard(shard, keys, tokens)
+    memory: Memory
+    encoder: Encoder
+    stream: TokenStream
+    first_shard: int
+
+    @property
+    def gpus(self) -> int:
+        return self.encoder.gpus
+
+    def shard(self, part: Part) -> int:
+        return self.first_shard + part.number
+
+    def __call__(self, part: Part, told: Told) -> tuple[str, str]:
+        """Returns the digests of the shard's files."""
+        memory, (first, last) = self.memory, (part.first, part.last)
+        keys = self.encoder.keys(self.stream, first, last, memory.keys_of, memory.width, told)
+        return memory.write_shard(self.shard(part), keys, self.stream.targets(np.arange(first, last)))
+
+
+def _add_shard(memory: Memory, batch: int, first_id: int, shard: int, part: Part, digests: tuple[str, str]) -> None:
     with memory.catalogue.change() as connection:
-        connection.execute("INSERT INTO shards VALUES (?, ?, ?, ?, ?)", [shard, batch, stop - start, *digests])
-        connection.execute("INSERT INTO extents VALUES (?, 0, ?, ?)", [shard, first_id + start, stop - start])
-    shown.say(f"{stop:,} entries of width {memory.width}")
+        connection.execute("INSERT INTO shards VALUES (?, ?, ?, ?, ?)", [shard, batch, len(part), *digests])
+        connection.execute("INSERT INTO extents VALUES (?, 0, ?, ?)", [shard, first_id + part.first, len(part)])
 
 
 def _publish(memory: Memory, batch: int, first_id: int, stream: TokenStream) -> None:

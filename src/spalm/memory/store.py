@@ -14,6 +14,7 @@ import hashlib
 import json
 import os
 import re
+import secrets
 import sqlite3
 from dataclasses import dataclass
 from functools import cached_property
@@ -42,7 +43,7 @@ SHARD_BYTES = 64 << 20
 """Size of a shard's keys: a kill while remembering loses no more than the making of one."""
 
 
-_SHARD_FILE = re.compile(rf"(\d{{8,}})\.(?:keys|tokens)({re.escape(TEMPORARY)})?")
+_SHARD_FILE = re.compile(rf"(\d{{8,}})\.(?:keys|tokens)((?:\.[0-9a-f]+)?{re.escape(TEMPORARY)})?")
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,10 @@ class Memory:
         self.catalogue = Catalogue(self.directory)
         self.shards = Shards(self.directory / "shards", self.width)
         self._view: tuple[int, Entries] | None = None
+
+    def __reduce__(self) -> tuple:
+        """It goes to another process as a path."""
+        return Memory, (self.directory,)
 
     @classmethod
     def create(cls, directory: Path, identity: dict[str, Any], projection: Projection | None = None) -> "Memory":
@@ -256,10 +261,10 @@ class Memory:
 
     def write_shard(self, shard: int, keys: np.ndarray, tokens: np.ndarray) -> tuple[str, str]:
         """Puts a shard's files on disk, synced, and returns their digests. It counts once the catalogue names it."""
-        digests = []
+        digests, mark = [], f".{secrets.token_hex(4)}"  # a worker that was given up may still be writing the same
         for what, array in (("keys", keys), ("tokens", tokens)):
             content = np.ascontiguousarray(array, self.shards.kinds[what][0]).tobytes()
-            write_atomically(self.shards.path(what, shard), content)
+            write_atomically(self.shards.path(what, shard), content, mark)
             digests.append(hashlib.sha256(content).hexdigest())
         folder = os.open(self.shards.folder, os.O_RDONLY)
         os.fsync(folder)  # the catalogue must not name files whose own names a power cut can still undo

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from spalm.engine import Engine
 from spalm.errors import InputError
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
@@ -37,16 +38,19 @@ def half_of_the_machine() -> int:
 
 @dataclass(frozen=True)
 class Budget:
-    """RAM for the whole join, shared by its threads."""
+    """RAM for the part of the join that one machine does, shared by its workers."""
 
     ram: int
     workers: int
+    processes: bool = False
+    """Whether workers are processes: then each maps files for itself, and has its own libraries besides."""
 
     @classmethod
-    def of(cls, ram: int | None, threads: int | None) -> "Budget":
-        """By default, half of the machine's memory, and as many of its cores as that is enough for."""
+    def of(cls, ram: int | None, engine: Engine) -> "Budget":
+        """By default, half of this machine's memory, and as many of a machine's cores as that is enough for."""
         ram = half_of_the_machine() if ram is None else ram
-        return cls(ram, threads or max(1, min(torch.get_num_threads(), ram // _LEAST_RAM)))
+        enough = engine.cores if engine.given == engine.cores else max(1, min(engine.cores, ram // _LEAST_RAM))
+        return cls(ram, enough, engine.own_processes)
 
     def __post_init__(self) -> None:
         least = _LEAST_RAM * self.workers
@@ -63,8 +67,8 @@ class Budget:
 
     @property
     def room(self) -> int:
-        """Bytes of mapped keys in memory at a time."""
-        return max(64 << 20, self._usable // 3)
+        """Bytes of mapped keys that a process has in memory at a time."""
+        return max(64 << 20, self._usable // 3 // (self.workers if self.processes else 1))
 
     def queries(self, scan_width: int, kept: int, visits: float) -> int:
         """Queries that a thread answers at a time: their vectors, best rows and visits, of all threads, take half."""

@@ -2,7 +2,7 @@
 
 Everything large is a file in the stage's folder, and every step leaves behind what it has done, so that a killed run
 goes on from there: partitions, the ordered copy of the keys, for each split its queries in order, its plan, and then
-the blocks of queries, which threads answer one by one, each writing its part of the table.
+the blocks of queries, whose answers go into the table one by one.
 """
 
 import json
@@ -20,23 +20,25 @@ from spalm import artifact
 from spalm.artifact import TEMPORARY, write_json
 from spalm.console import bar, say
 from spalm.corpus import SPLITS, Corpus, TokenSplit
+from spalm.engine import LOCAL, Engine, Part
 from spalm.errors import InputError
 from spalm.learning import give_back_freed_memory
 from spalm.memory import Encoder, Entries, Memory, source_of_split
+from spalm.neighbours.answering import Answering, Sides
+from spalm.neighbours.assigning import Vectors
 from spalm.neighbours.budget import Budget, Estimate, in_words
+from spalm.neighbours.encoding import encode
 from spalm.neighbours.exclusion import Exclusion
-from spalm.neighbours.join import Found, Join, Plan, Queries
+from spalm.neighbours.join import Found, Plan
 from spalm.neighbours.kernels import NOTHING
-from spalm.neighbours.ordered import Ordered, Vectors, boot, mapped, put_in_order
+from spalm.neighbours.ordered import boot, mapped, put_in_order
 from spalm.neighbours.partitions import POINTS, Partitions, learn_partitions, learn_space
 from spalm.neighbours.table import KIND, VERSION, NeighbourTable, id_dtype
 from spalm.neighbours.tuning import Judge, tune
-from spalm.neighbours.workers import Map, chunks, finished, workers
+from spalm.neighbours.workers import Map, chunks, workers
 
 _RUN = 64
 """Keys are sampled in runs of so many neighbouring rows."""
-_ENCODED = 1 << 16
-"""Queries encoded between two savings."""
 
 
 class NeighbourSettings(Exclusion):
@@ -63,6 +65,7 @@ def find_neighbours(
     directory: Path,
     budget: Budget,
     restart: bool = False,
+    engine: Engine = LOCAL,
 ) -> NeighbourTable:
     """The table at `directory`: made now, continued, or found there."""
     identity = {**encoder.identity, "width": memory.width}
@@ -74,7 +77,7 @@ def find_neighbours(
         entries = memory.entries()
         if not len(entries):
             raise InputError(f"{memory.directory} remembers nothing; add documents with `spalm remember`")
-        bulk = Bulk(entries, settings, draft.directory, draft.scratch("work"), budget)
+        bulk = Bulk(entries, settings, draft.directory, draft.scratch("work"), budget, engine)
         held_out = sum(len(text) for text in splits if text.split != "train")
         bulk.announce(len(splits[0]), held_out)
         bulk.prepare()
@@ -87,7 +90,7 @@ def find_neighbours(
                     "forget it, or use another memory"
                 )
             if first_id is None:
-                queries = _Encoded(encoder, memory, text, bulk.work / f"{text.split}.queries")
+                queries = encode(encoder, memory, text, bulk.work / f"{text.split}.queries", engine)
                 answered = bulk.answer(text.split, len(text), settings.held_out, queries=queries)
             else:
                 answered = bulk.answer(text.split, len(text), settings.count, first_id=first_id)
@@ -136,19 +139,36 @@ class Answered:
 class Bulk:
     """A join in files: tables come to be in `folder`, everything else in `work`."""
 
-    def __init__(self, entries: Vectors, settings: NeighbourSettings, folder: Path, work: Path, budget: Budget):
-        self.entries, self.settings, self.folder, self.work, self.budget = entries, settings, folder, work, budget
+    def __init__(
+        self,
+        entries: Vectors,
+        settings: NeighbourSettings,
+        folder: Path,
+        work: Path,
+        budget: Budget,
+        engine: Engine = LOCAL,
+    ):
+        self.entries, self.settings, self.folder, self.work = entries, settings, folder, work
+        self.budget, self.engine = budget, engine
         work.mkdir(parents=True, exist_ok=True)
+        engine.refuse_unless_shared(work)
+
+    @property
+    def slots(self) -> int:
+        """Workers of all machines."""
+        return max(1, self.engine.slots * self.budget.workers // self.engine.cores)
 
     def announce(self, own: int, others: int = 0) -> None:
         """Says what `own` entries and `others` that ask are going to cost, and refuses what does not fit."""
-        settings, budget, width = self.settings, self.budget, self.entries.width
+        settings, width = self.settings, self.entries.width
         table = 12 * (own * settings.count + others * settings.held_out)
-        estimate = Estimate.of(len(self.entries), own, others, width, table, settings.recall, budget.workers)
+        estimate = Estimate.of(len(self.entries), own, others, width, table, settings.recall, self.slots)
+        machines = f" of {self.engine.machines} machines" if self.engine.machines > 1 else ""
+        each = " on each" if machines else ""
         say(
             f"neighbours: {own + others:,} positions among {len(self.entries):,} keys of width {width}; "
-            f"about {in_words(estimate.seconds)} on {budget.workers} core(s), "
-            f"up to {estimate.disk / 1e9:.1f} GB of disk, {budget.ram / 1e9:.1f} GB of RAM"
+            f"about {in_words(estimate.seconds)} on {self.slots} core(s){machines}, "
+            f"up to {estimate.disk / 1e9:.1f} GB of disk, {self.budget.ram / 1e9:.1f} GB of RAM{each}"
         )
         estimate.refuse_unless_it_fits(self.folder)
 
@@ -164,9 +184,9 @@ class Bulk:
         return {"partitions": len(self.partitions), "scan_width": self.partitions.space.width}
 
     def _put_in_order(self, vectors: Vectors, name: str, in_parallel: Map) -> None:
-        rows = self.budget.rows(vectors.width)
+        rows, engine = self.budget.rows(vectors.width), (self.engine, self.budget.workers)
         with bar(f"put {name} in order", 2 * len(vectors)) as shown:
-            put_in_order(vectors, self.partitions, self.work / name, rows, in_parallel, shown.advance)
+            put_in_order(vectors, self.partitions, self.work / name, rows, in_parallel, shown.advance, *engine)
 
     def _partitions(self, in_parallel: Map) -> Partitions:
         path = self.work / "partitions.safetensors"
@@ -197,57 +217,48 @@ class Bulk:
         with workers(self.budget.workers) as in_parallel:
             if queries is not None:
                 self._put_in_order(queries, name, in_parallel)
-            # Two ordered copies share the room; entries that ask are the keys themselves.
-            room = self.budget.room // (1 if queries is None else 2)
-            keys = Ordered(self.work / "keys", self.partitions, self.entries.width, room)
-            own = keys if queries is None else Ordered(self.work / name, self.partitions, self.entries.width, room)
-            asked = Queries(own, first_id, positions)
-            judge = Judge.of(keys, asked, count, exclusion, self.settings.seed, in_parallel)
-            plan, blocks = self._plan(name, keys, asked, count, exclusion, judge)
+            about = self.partitions, self.entries.width, first_id, positions
+            sides = Sides(self.work, name, *about, self.budget.room)
+            judge = Judge.of(sides.keys, sides.queries, count, exclusion, self.settings.seed, in_parallel)
+            plan, blocks = self._plan(sides, count, exclusion, judge)
         table = _Table(self.folder, name, positions, count, id_dtype(last_id))
         table.make()
         give_back_freed_memory()
-        self._work_through(name, Join(keys, asked, plan, exclusion), table, blocks)
+        self._work_through(name, Answering(sides, plan, exclusion), table, blocks)
         ids, distances = table.open()
-        judged = asked.positions(judge.rows)
+        judged = sides.queries.positions(judge.rows)
         return Answered(ids, distances, plan, judge.recall(Found(ids[judged], distances[judged])), len(judged))
 
-    def _plan(
-        self, name: str, keys: Ordered, asked: Queries, count: int, exclusion: Exclusion, judge: Judge
-    ) -> tuple[Plan, list[list[int]]]:
+    def _plan(self, sides: Sides, count: int, exclusion: Exclusion, judge: Judge) -> tuple[Plan, list[Part]]:
         """How far to look, and in which blocks: decided once, so that a run that goes on is the same run."""
+        name, asked = sides.name, sides.queries
         path = self.work / f"{name}.plan.json"
         if not path.exists():
-            tuned = tune(keys, asked, count, exclusion, judge, self.settings.recall)
+            tuned = tune(sides.keys, asked, count, exclusion, judge, self.settings.recall)
             if tuned.recall < self.settings.recall:
                 wanted = self.settings.recall
                 say(f"{name}: a recall of {wanted} is out of reach, {tuned.recall:.3f} is what can be had")
             room = self.budget.queries(self.partitions.space.width, tuned.plan.kept, tuned.visits)
-            fair = max(1000, math.ceil(asked.count / (2 * self.budget.workers)))
+            fair = max(1000, math.ceil(asked.count / (2 * self.slots)))
             blocks = chunks(0, len(asked.ordered), min(room, fair))
             write_json(path, {"plan": asdict(tuned.plan), "blocks": blocks})
         stored = json.loads(path.read_text())
-        return Plan(**stored["plan"]), stored["blocks"]
+        return Plan(**stored["plan"]), [Part(number, *block) for number, block in enumerate(stored["blocks"])]
 
-    def _work_through(self, name: str, join: Join, table: "_Table", blocks: list[list[int]]) -> None:
-        """Has threads answer the blocks that are not answered yet, each writing its rows of the table."""
+    def _work_through(self, name: str, answering: Answering, table: "_Table", blocks: list[Part]) -> None:
+        """Has the engine answer the blocks that are not answered yet, and puts each into the table."""
         path = self.work / f"{name}.done.json"
         stored = json.loads(path.read_text()) if path.exists() else {}
         done: list[int] = stored["done"] if stored.get("boot") == boot() else []
-        sizes = [last - first for first, last in blocks]
-        left = [number for number in range(len(blocks)) if number not in done]
-
-        def answer(number: int) -> None:
-            """Doing it again changes nothing."""
-            positions, found = join.block(*blocks[number])
-            table.write(positions, found)
-
-        with bar(f"neighbours of {name}", sum(sizes), sum(sizes[number] for number in done)) as shown:
-            shown.say(f"{join.plan.neighbours} each, reach {join.plan.reach:.2f}")
-            for number in finished(answer, left, self.budget.workers):
-                done.append(number)
+        left = [block for block in blocks if block.number not in done]
+        answering.folder.mkdir(exist_ok=True)
+        total = sum(map(len, blocks))
+        with bar(f"neighbours of {name}", total, total - sum(map(len, left))) as shown:
+            shown.say(f"{answering.plan.neighbours} each, reach {answering.plan.reach:.2f}")
+            for block, digest in self.engine.each(answering, left, shown.advance, self.budget.workers, 1):
+                table.write(*answering.collect(block, digest))
+                done.append(block.number)
                 write_json(path, {"done": sorted(done), "boot": boot()})
-                shown.advance(sizes[number])
         table.sync()
 
 
@@ -300,35 +311,3 @@ class _Table:
         for path, _, _ in self._files():
             with path.open("rb") as file:
                 os.fsync(file.fileno())
-
-
-class _Encoded:
-    """The queries of a split that is not in the memory: its keys, encoded now and kept in a file."""
-
-    def __init__(self, encoder: Encoder, memory: Memory, text: TokenSplit, path: Path):
-        self.width = memory.width
-        self._count = len(text)
-        stride = encoder.reading.stride
-        block = stride * max(1, _ENCODED // stride)
-        path.touch()
-        done = path.stat().st_size // (2 * self.width) // block * block
-        with path.open("r+b") as file, bar(f"encode {text.split}", len(text), done) as shown:
-            file.truncate(2 * self.width * done)
-            file.seek(0, os.SEEK_END)
-            for start, stop in chunks(done, len(text), block):
-                file.write(encoder.keys(text, start, stop, memory.keys_of, self.width, shown.advance).tobytes())
-                file.flush()
-                os.fsync(file.fileno())
-        self._keys = mapped(path, "<f2", (len(text), self.width))
-
-    def __len__(self) -> int:
-        return self._count
-
-    def keys(self, start: int, stop: int) -> np.ndarray:
-        return np.array(self._keys[start:stop])
-
-    def labels(self, start: int, stop: int) -> np.ndarray:
-        return np.arange(start, stop)
-
-    def documents(self, start: int, stop: int) -> np.ndarray:
-        return np.full(stop - start, NOTHING)

@@ -13,11 +13,11 @@ what a machine left behind when it went down is begun again.
 
 import json
 import os
+import shutil
 from collections.abc import Callable
 from itertools import pairwise
 from mmap import MADV_DONTNEED
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -25,31 +25,16 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from spalm.artifact import write_json
+from spalm.engine import LOCAL, Engine
+from spalm.neighbours.assigning import Unordered, Vectors
 from spalm.neighbours.kernels import squared_distances
 from spalm.neighbours.partitions import Partitions
 from spalm.neighbours.workers import Map, chunks
 
 _TASK = 1 << 14
-"""Rows that one thread projects and assigns, or moves, at a time."""
-_UNORDERED = ("unordered.partition", "unordered.half_norms", "unordered.scan")
+"""Rows that one thread moves at a time."""
 
 Progress = Callable[[int], None]
-
-
-class Vectors(Protocol):
-    """What can be put in order: the entries of a memory, or the queries of a split."""
-
-    width: int
-
-    def __len__(self) -> int: ...
-
-    def keys(self, start: int, stop: int) -> Float[np.ndarray, "rows width"]: ...
-
-    def labels(self, start: int, stop: int) -> Int[np.ndarray, "rows"]:
-        """Ids of entries, or positions of queries."""
-
-    def documents(self, start: int, stop: int) -> Int[np.ndarray, "rows"]:
-        """A number for the document of each row, the same for entries and queries; -1 where there is none."""
 
 
 def mapped(path: Path, dtype: str, shape: tuple[int, ...], mode: str = "c") -> np.ndarray:
@@ -150,97 +135,72 @@ def put_in_order(
     block: int,
     in_parallel: Map,
     progress: Progress = lambda _: None,
+    engine: Engine = LOCAL,
+    at_once: int = 1,
 ) -> Ordered:
-    """The ordered copy of `vectors` at `directory`, made `block` rows at a time; `progress` is told of a row twice."""
+    """The ordered copy of `vectors` at `directory`, made `block` rows at a time; `progress` is told of a row twice.
+
+    Finding partitions is work for the engine; moving rows is not, because all of them go into the same files.
+    """
     directory.mkdir(parents=True, exist_ok=True)
-    state = _State(directory / "state.json")
-    progress(state.assigned + state.moved)
+    state, folder = _State(directory / "state.json"), directory / "unordered"
+    if state.anew:
+        shutil.rmtree(folder, ignore_errors=True)
+        state.save()
+    progress(state.moved)
     if state.moved < len(vectors) or not len(vectors):
-        work = _Work(vectors, partitions, directory, block, in_parallel)
-        work.assign(state, progress)
-        work.move(state, progress)
-    for name in _UNORDERED:
-        (directory / name).unlink(missing_ok=True)
+        unordered = Unordered(vectors, partitions, folder)
+        unordered.assign(engine, at_once, progress)
+        _Work(unordered, directory, block, in_parallel).move(state, progress)
+    else:
+        progress(len(vectors))
+    shutil.rmtree(folder, ignore_errors=True)
     return Ordered(directory, partitions, vectors.width)
 
 
 class _State:
-    """How many rows each pass has done."""
+    """How many rows the second pass has moved; `anew` where there is nothing that can be relied on."""
 
     def __init__(self, path: Path):
         self._path = path
         found = json.loads(path.read_text()) if path.exists() else {}
         if found.get("boot") != boot():
             found = {}
-        self.assigned, self.moved = found.get("assigned", 0), found.get("moved", 0)
+        self.anew, self.moved = not found, found.get("moved", 0)
 
     def save(self) -> None:
-        write_json(self._path, {"assigned": self.assigned, "moved": self.moved, "boot": boot()})
+        write_json(self._path, {"moved": self.moved, "boot": boot()})
 
 
 class _Work:
-    """The two passes: find every row's partition, then write the rows to their places."""
+    """The second pass: writes the rows to their places."""
 
-    def __init__(self, vectors: Vectors, partitions: Partitions, directory: Path, block: int, in_parallel: Map):
-        self.vectors, self.partitions, self.directory = vectors, partitions, directory
-        self.block, self.in_parallel = block, in_parallel
-        self.member = self._array("unordered.partition", "<i4")
-        self.half_norms = self._array("unordered.half_norms", "<f4")
-        reduced = partitions.space.reduced
-        self.scan = self._array("unordered.scan", "<f2", partitions.space.width) if reduced else None
-
-    def _array(self, name: str, dtype: str, width: int | None = None) -> np.ndarray:
-        count = len(self.vectors)
-        return mapped(self.directory / name, dtype, (count,) if width is None else (count, width), "r+")
-
-    def assign(self, state: _State, progress: Progress) -> None:
-        space = self.partitions.space
-        for start, stop in chunks(state.assigned, len(self.vectors), self.block):
-
-            def assign(task: tuple[int, int]) -> None:
-                rows = slice(*task)
-                vectors = space.project(self.vectors.keys(*task))
-                if self.scan is not None:
-                    rounded = vectors.half()
-                    self.scan[rows] = rounded.numpy()
-                    vectors = rounded.float()
-                self.half_norms[rows] = vectors.square().sum(1).numpy() / 2
-                self.member[rows] = self.partitions.assign(vectors.numpy())
-
-            self.in_parallel(assign, chunks(start, stop, _TASK))
-            release(self.member, self.half_norms, *([] if self.scan is None else [self.scan]))
-            state.assigned = stop
-            state.save()
-            progress(stop - start)
+    def __init__(self, unordered: Unordered, directory: Path, block: int, in_parallel: Map):
+        self.unordered, self.vectors, self.partitions = unordered, unordered.vectors, unordered.partitions
+        self.directory, self.block, self.in_parallel = directory, block, in_parallel
 
     def move(self, state: _State, progress: Progress) -> None:
         """The partitions in order, within each the rows in order."""
         partitions = len(self.partitions)
-        starts = np.concatenate([[0], np.cumsum(self._sizes(len(self.vectors)))])
+        starts = np.concatenate([[0], np.cumsum(self.unordered.sizes(len(self.vectors)))])
         starts.astype("<i8").tofile(self.directory / "starts")
-        places = starts[:-1] + self._sizes(state.moved)
+        places = starts[:-1] + self.unordered.sizes(state.moved)
         for start, stop in chunks(state.moved, len(self.vectors), self.block):
-            member = np.asarray(self.member[start:stop])
+            rows = self.unordered.rows(start, stop)
+            member = rows.member
             order = np.argsort(member, kind="stable")
             sizes = np.bincount(member, minlength=partitions)
             rank = np.arange(stop - start) - (np.cumsum(sizes) - sizes)[member[order]]
             places, target = places + sizes, places[member[order]] + rank
             self._write("keys", self.vectors.keys(start, stop), order, target)
-            self._write("half_norms", self.half_norms[start:stop], order, target)
+            self._write("half_norms", rows.half_norms, order, target)
             self._write("labels", self.vectors.labels(start, stop), order, target)
             self._write("documents", self.vectors.documents(start, stop), order, target)
-            if self.scan is not None:
-                self._write("scan", self.scan[start:stop], order, target)
-                release(self.scan)
-            release(self.member, self.half_norms)
+            if self.partitions.space.reduced:
+                self._write("scan", rows.scan, order, target)
             state.moved = stop
             state.save()
             progress(stop - start)
-
-    def _sizes(self, rows: int) -> Int[np.ndarray, "partitions"]:
-        """How many of the first `rows` belong to each partition."""
-        parts = [self.member[start:stop] for start, stop in chunks(0, rows, self.block)]
-        return sum((np.bincount(part, minlength=len(self.partitions)) for part in parts), np.zeros(1, np.int64))
 
     def _write(self, name: str, source: np.ndarray, order: np.ndarray, target: np.ndarray) -> None:
         """Puts source[order] into the file `name` at the rows `target`, which rise.

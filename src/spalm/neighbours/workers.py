@@ -5,12 +5,13 @@ one core has the same bytes however many others are at work.
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
-import faiss
 import torch
+
+from spalm.engine.local import compute_with
 
 Map = Callable[[Callable[[Any], Any], Iterable[Any]], list[Any]]
 """Applies a function to every task and returns the results in the tasks' order."""
@@ -20,35 +21,16 @@ Map = Callable[[Callable[[Any], Any], Iterable[Any]], list[Any]]
 def workers(threads: int | None = None) -> Iterator[Map]:
     """A `Map` over `threads` threads (default: as many as torch uses), which waits for all of them."""
     count = torch.get_num_threads()
-    with ThreadPoolExecutor(threads or count, initializer=_alone) as pool:
+    with ThreadPoolExecutor(threads or count, initializer=compute_with, initargs=(1,)) as pool:
         try:
             yield lambda function, tasks: list(pool.map(function, tasks))
         finally:
             torch.set_num_threads(count)
 
 
-def finished(function: Callable[[Any], Any], tasks: Iterable[Any], threads: int) -> Iterator[Any]:
-    """Does tasks in threads, yielding each when it is done. Those not begun when one fails are not done."""
-    count = torch.get_num_threads()
-    with ThreadPoolExecutor(threads, initializer=_alone) as pool:
-        waiting = {pool.submit(function, task): task for task in tasks}
-        try:
-            for future in as_completed(waiting):
-                future.result()
-                yield waiting[future]
-        finally:
-            pool.shutdown(cancel_futures=True)
-            torch.set_num_threads(count)
-
-
 def in_turn(function: Callable[[Any], Any], tasks: Iterable[Any]) -> list[Any]:
     """A `Map` without threads of its own."""
     return list(map(function, tasks))
-
-
-def _alone() -> None:
-    torch.set_num_threads(1)
-    faiss.omp_set_num_threads(1)
 
 
 def chunks(first: int, last: int, size: int) -> list[tuple[int, int]]:

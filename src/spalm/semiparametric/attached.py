@@ -21,6 +21,7 @@ from spalm import artifact
 from spalm.artifact import Artifact
 from spalm.console import bar
 from spalm.corpus import Corpus, TokenStream
+from spalm.engine import Travelling
 from spalm.errors import InputError
 from spalm.learning import Hardware, load_parameters
 from spalm.lm import Reading
@@ -87,7 +88,7 @@ class AttachSettings(Settings):
 
 
 @dataclass(frozen=True)
-class Base:
+class Base(Travelling):
     """A pretrained model on disk and the way it reads."""
 
     folder: PretrainedFolder

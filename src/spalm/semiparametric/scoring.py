@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from spalm.corpus import TokenStream, tokenise_files
+from spalm.engine import LOCAL, Engine
 from spalm.errors import InputError
 from spalm.memory import Memory, remember, source_of_text
 from spalm.semiparametric.adaptive import Lesson
@@ -13,12 +14,12 @@ from spalm.semiparametric.dynamic import own_past, together
 from spalm.semiparametric.knn import Knn
 
 
-def remember_files(attached: Attached, paths: list[Path], restart: bool = False) -> Memory:
+def remember_files(attached: Attached, paths: list[Path], restart: bool = False, engine: Engine = LOCAL) -> Memory:
     """Adds the documents of files and folders to the memory of an attached model."""
     if not paths:
         raise InputError("--text is missing: name the files or folders to remember")
     stream = tokenise_files(paths, attached.corpus.tokeniser)
-    remember(attached.memory, attached.base.encoder, stream, source_of_text(stream), restart)
+    remember(attached.memory, attached.base.encoder, stream, source_of_text(stream), restart, engine=engine)
     return attached.memory
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from matplotlib.axes import Axes
 
 from spalm.artifact import Artifact
+from spalm.engine import LocalEngine
 from spalm.learning import Hardware
 from spalm.memory import MemorySettings, encoder_of
 from spalm.neighbours import Budget, NeighbourSettings, NeighbourTable, find_neighbours
@@ -65,7 +66,7 @@ def _wide_table(run: FinishedRun, count: int, for_training: bool, hardware: Hard
         return run.neighbours
     memory_settings = MemorySettings.parse(run.recipe["memory"], "memory")
     encoder = encoder_of(run.trained("transformer"), memory_settings, hardware.prepare)
-    where, budget = run.directory / _FOLDER / "neighbours", Budget.of(None, hardware.threads)
+    where, budget = run.directory / _FOLDER / "neighbours", Budget.of(None, LocalEngine(hardware.threads))
     return find_neighbours(run.memory, encoder, run.corpus, wider, where, budget)
 
 
