@@ -26,7 +26,7 @@ from spalm.neighbours import (
     nearest,
     parse_size,
 )
-from spalm.neighbours.budget import Estimate
+from spalm.neighbours.budget import refuse_unless_it_fits
 from spalm.neighbours.exclusion import STRANGER, Askers
 from spalm.neighbours.workers import in_turn
 
@@ -135,8 +135,8 @@ def test_what_is_no_size_is_told(text):
 def test_too_little_memory_or_disk_is_told(tmp_path):
     with pytest.raises(InputError, match=r"--ram 600M is too little for 2 worker\(s\); give at least 1024M"):
         Budget(600 << 20, 2)
-    with pytest.raises(InputError, match="GB free, the neighbours need up to"):
-        Estimate(1.0, 1 << 60).refuse_unless_it_fits(tmp_path)
+    with pytest.raises(InputError, match="GB free, the table needs up to"):
+        refuse_unless_it_fits(tmp_path, 1 << 60, "the table")
 
 
 RECIPE = [

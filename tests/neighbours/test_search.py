@@ -48,7 +48,12 @@ def kinds():
     import importlib.util
 
     missing = importlib.util.find_spec("scann") is None
-    return ["exact", "faiss", pytest.param("scann", marks=pytest.mark.skipif(missing, reason="scann is not installed"))]
+    return [
+        "exact",
+        "faiss",
+        "disk",
+        pytest.param("scann", marks=pytest.mark.skipif(missing, reason="scann is not installed")),
+    ]
 
 
 @pytest.mark.parametrize("kind", kinds())
@@ -113,7 +118,7 @@ def test_an_index_whose_nearest_are_all_dead_is_asked_for_more(tmp_path):
     memory = new_memory(tmp_path / "memory", ENCODER)
     add(memory, {"bad": [5] * 400, "good": list(range(20, 40)) * 5})
     entries = memory.entries()
-    index = build_index("faiss", entries, 1)
+    index = build_index("faiss", entries, 1, tmp_path)
     index.effort = index.most_effort
     searcher = Searcher(memory, index, len(entries))
     query = entries.keys(10, 11).astype(np.float32)
@@ -152,7 +157,7 @@ def test_any_sequence_of_changes_is_found_as_a_plain_list_would_be(tmp_path_fact
     """The memory beside a dictionary that does the same."""
     folder = tmp_path_factory.mktemp("fuzz")
     memory = new_memory(folder / "memory", ENCODER)
-    searchers = [Searcher(memory, build_index("exact", memory.entries(), 0), 0)]
+    searchers = [Searcher(memory, build_index("exact", memory.entries(), 0, folder), 0)]
     plain: dict[int, tuple[str, np.ndarray, int]] = {}
     next_id = batch = 0
     queries = ENCODER.table[:3].astype(np.float32)
@@ -169,7 +174,7 @@ def test_any_sequence_of_changes_is_found_as_a_plain_list_would_be(tmp_path_fact
                         next_id += 1
             if len(searchers) == 1 and len(memory.entries()) > 5:
                 entries = memory.entries()
-                index = build_index("faiss", entries, 0)
+                index = build_index("faiss", entries, 0, folder)
                 index.effort = index.most_effort
                 searchers.append(Searcher(memory, index, int(entries.ids(np.array(len(entries) - 1))) + 1))
         elif step == "forget" and plain:

@@ -36,7 +36,7 @@ from spalm.engine import EngineName, open_engine
 from spalm.errors import InputError
 from spalm.learning import Hardware, ranks_of_torchrun
 from spalm.memory import describe
-from spalm.neighbours import Kind, make_searcher, parse_size, workers
+from spalm.neighbours import Kind, make_searcher, parse_size
 from spalm.recipe import Recipe, Run, read_recipe
 from spalm.semiparametric import Attached, is_attached, remember_files
 from spalm.study import print_results
@@ -158,14 +158,20 @@ def neighbours(
 def index(
     memory: MemoryArgument,
     out: Annotated[Path, typer.Option(help="Folder for the index.")],
-    kind: Annotated[Kind, typer.Option(help="exact, faiss or scann (an extra).")] = "faiss",
+    kind: Annotated[Kind, typer.Option(help="exact, faiss, disk (for memories larger than RAM), scann (an extra).")] = (
+        "faiss"
+    ),
     recall: Annotated[float, typer.Option(help="Share of true neighbours to find.")] = 0.95,
     count: Annotated[int, typer.Option(help="Neighbours by which the recall is measured.", min=1)] = 4,
     seed: Annotated[int, typer.Option(help="Of the samples.", min=0)] = 1,
+    threads: Threads = None,
+    engine: OnEngine = "local",
+    address: Address = None,
 ) -> None:
     """Build an index of a memory for generation and serving, and measure its recall against exact search."""
-    with workers() as in_parallel:
-        _, described = make_searcher(memory_at(memory), kind, out, recall, count, seed, in_parallel)
+    with open_engine(engine, address, threads) as opened:
+        made = memory_at(_place(memory, engine))
+        _, described = make_searcher(made, kind, _place(out, engine), recall, count, seed, opened)
     typer.echo(json.dumps(asdict(described), indent=2))
 
 

@@ -7,7 +7,6 @@ import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -16,28 +15,13 @@ from jaxtyping import Float, Int
 from spalm.artifact import write_atomically
 from spalm.engine import Engine, Part, Told, Travelling, parts
 from spalm.neighbours.partitions import Partitions
+from spalm.neighbours.vectors import Vectors
 from spalm.neighbours.workers import chunks
 
 PART = 1 << 16
 """Rows of one file."""
 _AT_ONCE = 1 << 14
 """Rows that are held at a time: fixed, so that results do not depend on who computes them."""
-
-
-class Vectors(Protocol):
-    """What can be put in order: the entries of a memory, or the queries of a split."""
-
-    width: int
-
-    def __len__(self) -> int: ...
-
-    def keys(self, start: int, stop: int) -> Float[np.ndarray, "rows width"]: ...
-
-    def labels(self, start: int, stop: int) -> Int[np.ndarray, "rows"]:
-        """Ids of entries, or positions of queries."""
-
-    def documents(self, start: int, stop: int) -> Int[np.ndarray, "rows"]:
-        """A number for the document of each row, the same for entries and queries; -1 where there is none."""
 
 
 @dataclass(frozen=True)

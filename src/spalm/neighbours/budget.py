@@ -98,14 +98,16 @@ class Estimate:
         # Whole keys and half as much for the scan, twice while they are ordered; labels, documents, norms, partitions.
         return cls(seconds, (keys + others) * (4 * width + 32) + table)
 
-    def refuse_unless_it_fits(self, directory: Path) -> None:
-        already = sum(path.stat().st_blocks * 512 for path in directory.rglob("*") if path.is_file())
-        free = shutil.disk_usage(directory).free
-        if self.disk > free + already:
-            raise InputError(
-                f"{directory} has {free / 1e9:.1f} GB free, the neighbours need up to {self.disk / 1e9:.1f} GB; "
-                "make room or choose another --out"
-            )
+
+def refuse_unless_it_fits(directory: Path, disk: int, what: str) -> None:
+    """Complains unless `directory` can come to hold so many bytes, those that it holds now included."""
+    already = sum(path.stat().st_blocks * 512 for path in directory.rglob("*") if path.is_file())
+    free = shutil.disk_usage(directory).free
+    if disk > free + already:
+        raise InputError(
+            f"{directory} has {free / 1e9:.1f} GB free, {what} needs up to {disk / 1e9:.1f} GB; "
+            "make room or choose another --out"
+        )
 
 
 def gflops_of_a_core() -> float:

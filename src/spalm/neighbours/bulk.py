@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from pydantic import Field
 
 from spalm import artifact
@@ -25,20 +24,17 @@ from spalm.errors import InputError
 from spalm.learning import give_back_freed_memory
 from spalm.memory import Encoder, Entries, Memory, source_of_split
 from spalm.neighbours.answering import Answering, Sides
-from spalm.neighbours.assigning import Vectors
-from spalm.neighbours.budget import Budget, Estimate, in_words
+from spalm.neighbours.budget import Budget, Estimate, in_words, refuse_unless_it_fits
 from spalm.neighbours.encoding import encode
 from spalm.neighbours.exclusion import Exclusion
 from spalm.neighbours.join import Found, Plan
 from spalm.neighbours.kernels import NOTHING
 from spalm.neighbours.ordered import boot, mapped, put_in_order
-from spalm.neighbours.partitions import POINTS, Partitions, learn_partitions, learn_space
+from spalm.neighbours.partitions import Partitions, partition, partition_size
 from spalm.neighbours.table import KIND, VERSION, NeighbourTable, id_dtype
 from spalm.neighbours.tuning import Judge, tune
+from spalm.neighbours.vectors import Vectors
 from spalm.neighbours.workers import Map, chunks, workers
-
-_RUN = 64
-"""Keys are sampled in runs of so many neighbouring rows."""
 
 
 class NeighbourSettings(Exclusion):
@@ -50,11 +46,6 @@ class NeighbourSettings(Exclusion):
     """Share of the true neighbours to be found, measured on a sample of each split."""
     seed: int = Field(1, ge=0)
     """Of the samples and of the partitions."""
-
-
-def partition_size(keys: int, neighbours: int) -> int:
-    """Keys of a partition: more of them in a larger memory, so that partitions do not become too many."""
-    return max(2 * neighbours, round(384 * max(1.0, keys / 1e6) ** 0.25))
 
 
 def find_neighbours(
@@ -170,7 +161,7 @@ class Bulk:
             f"about {in_words(estimate.seconds)} on {self.slots} core(s){machines}, "
             f"up to {estimate.disk / 1e9:.1f} GB of disk, {self.budget.ram / 1e9:.1f} GB of RAM{each}"
         )
-        estimate.refuse_unless_it_fits(self.folder)
+        refuse_unless_it_fits(self.folder, estimate.disk, "the table of neighbours")
 
     def prepare(self) -> None:
         """Learns the partitions and puts the keys in their order."""
@@ -192,21 +183,8 @@ class Bulk:
         path = self.work / "partitions.safetensors"
         if not path.exists():
             count = max(1, len(self.entries) // partition_size(len(self.entries), self.settings.count))
-            with bar(f"learn {count:,} partitions", None):
-                space = learn_space(self._sample(1 << 16, 0))
-                points = self._sample(min(POINTS * count, self.budget.points(space.width)), 1, space.project)
-                learn_partitions(points, space, count, self.settings.seed, in_parallel).save(path)
+            partition(self.entries, count, self.settings.seed, self.budget.points, in_parallel).save(path)
         return Partitions.load(path)
-
-    def _sample(self, count: int, stream: int, change=lambda keys: torch.from_numpy(keys)) -> np.ndarray:
-        """About `count` keys from runs all over the memory, in random order."""
-        random = np.random.default_rng([self.settings.seed, stream])
-        runs = len(self.entries) // _RUN
-        chosen = np.sort(random.choice(runs, min(runs, -(-count // _RUN)), replace=False)) * _RUN
-        parts = [change(self.entries.keys(start, start + _RUN)).numpy() for start in chosen]
-        rest = change(self.entries.keys(runs * _RUN, len(self.entries))).numpy()
-        sample = np.concatenate([*parts, rest])
-        return sample[random.permutation(len(sample))]
 
     def answer(
         self, name: str, positions: int, count: int, first_id: int | None = None, queries: Vectors | None = None

@@ -14,12 +14,15 @@ from jaxtyping import Float, Int
 
 from spalm.artifact import write_json
 from spalm.console import bar
+from spalm.engine import LOCAL, Engine
 from spalm.errors import InputError
 from spalm.memory import Entries
+from spalm.neighbours.on_disk import FILE, LISTS, PARTITIONS, OnDisk
 from spalm.neighbours.workers import chunks
 
-Kind = Literal["exact", "faiss", "scann"]
-FILE = "index"
+Kind = Literal["exact", "faiss", "disk", "scann"]
+FILES = (FILE, LISTS, PARTITIONS, "ids", "leaves.json")
+"""What indexes of one kind or another leave in their folder."""
 _BLOCK = 1 << 16
 
 
@@ -40,7 +43,12 @@ class Index(Protocol):
     def save(self, folder: Path) -> None: ...
 
 
-def build_index(kind: Kind, entries: Entries, seed: int) -> Index:
+def build_index(kind: Kind, entries: Entries, seed: int, folder: Path, engine: Engine = LOCAL) -> Index:
+    """`folder`: for what is too large for memory, until it is saved; work that was begun there goes on."""
+    if kind == "disk":
+        return OnDisk.build(entries, seed, folder, engine)
+    if engine.own_processes:
+        raise InputError(f"--kind {kind}: it is made here, in memory; leave out --engine, or give --kind disk")
     return _KINDS[kind].build(entries, seed)
 
 
@@ -174,4 +182,4 @@ def _scann():
     return scann_ops_pybind
 
 
-_KINDS = {"exact": Exact, "faiss": Faiss, "scann": Scann}
+_KINDS = {"exact": Exact, "faiss": Faiss, "disk": OnDisk, "scann": Scann}

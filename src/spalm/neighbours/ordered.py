@@ -26,9 +26,10 @@ from torch import Tensor
 
 from spalm.artifact import write_json
 from spalm.engine import LOCAL, Engine
-from spalm.neighbours.assigning import Unordered, Vectors
+from spalm.neighbours.assigning import Unordered
 from spalm.neighbours.kernels import squared_distances
 from spalm.neighbours.partitions import Partitions
+from spalm.neighbours.vectors import Vectors
 from spalm.neighbours.workers import Map, chunks
 
 _TASK = 1 << 14

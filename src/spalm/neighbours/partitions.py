@@ -5,6 +5,7 @@ a group, so neither learning nor assigning ever compares a key with all centres.
 group: those with near numbers lie near each other.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,14 +17,16 @@ from safetensors.numpy import load, save
 from torch import Tensor
 
 from spalm.artifact import write_atomically
+from spalm.console import bar
 from spalm.memory import principal_axes
+from spalm.neighbours.vectors import Vectors, sample
 from spalm.neighbours.workers import Map
 
 BEAM = 3
 """Groups whose partitions a key is compared with."""
 NEAR = 256
 """Partitions known to lie near each one: as many as a query may look into besides its own."""
-POINTS = 32
+_POINTS = 32
 """Sampled keys for each partition to be learned."""
 _ENERGY = 0.95
 """Share of the keys' variance that the dimensions for the scan must hold."""
@@ -98,12 +101,27 @@ class Partitions:
         return cls(Space(arrays.pop("mean"), arrays.pop("rotation")), **arrays)
 
 
-def learn_space(sample: Float[np.ndarray, "n full"], width: int | None = None) -> Space:
+def partition_size(keys: int, neighbours: int) -> int:
+    """Keys of a partition: more of them in a larger memory, so that partitions do not become too many."""
+    return max(2 * neighbours, round(384 * max(1.0, keys / 1e6) ** 0.25))
+
+
+def partition(
+    vectors: Vectors, count: int, seed: int, most_points: Callable[[int], int], in_parallel: Map
+) -> Partitions:
+    """About `count` partitions of `vectors`, from samples; `most_points`: how large one may be, by its width."""
+    with bar(f"learn {count:,} partitions", None):
+        space = learn_space(sample(vectors, 1 << 16, [seed, 0]))
+        points = sample(vectors, min(_POINTS * count, most_points(space.width)), [seed, 1], space.project)
+        return learn_partitions(points, space, count, seed, in_parallel)
+
+
+def learn_space(keys: Float[np.ndarray, "n full"], width: int | None = None) -> Space:
     """The principal axes of the keys: `width` of them, by default as many as hold _ENERGY of the variance.
 
     Where that would save less than half of the work, nothing is left out.
     """
-    axes = principal_axes(sample)
+    axes = principal_axes(keys)
     full = len(axes.mean)
     if width is None:
         needed = int((axes.shares < _ENERGY).sum()) + 1

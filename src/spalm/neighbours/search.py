@@ -14,15 +14,16 @@ import numpy as np
 import torch
 from jaxtyping import Float, Int
 
-from spalm.artifact import only_writer, write_json
-from spalm.console import say
+from spalm.artifact import digest_of_json, only_writer, write_json
+from spalm.console import bar, say
+from spalm.engine import LOCAL, Engine
 from spalm.errors import InputError
 from spalm.memory import Entries, Memory
 from spalm.neighbours.exact import nearest
 from spalm.neighbours.exclusion import ONLY_ITSELF, STRANGER, Askers, Exclusion
-from spalm.neighbours.index import FILE, Index, Kind, build_index, load_index
+from spalm.neighbours.index import FILES, Index, Kind, build_index, load_index
 from spalm.neighbours.kernels import NOTHING
-from spalm.neighbours.workers import Map, chunks, in_turn
+from spalm.neighbours.workers import Map, chunks, in_turn, workers
 
 DESCRIPTION = "index.json"
 _JUDGED = 256
@@ -112,18 +113,25 @@ class Searcher:
         self.index.delete(entries.gaps(self.upto))
         return True
 
-    def recall(self, count: int, seed: int) -> float | None:
-        """Share of the true neighbours that are found, for a sample of entries."""
-        entries = self.memory.entries()
-        if len(entries) < 2:
-            return None
+
+class _Judge:
+    """A sample of entries and how far their true neighbours are: by it, searches are told how much they find."""
+
+    def __init__(self, entries: Entries, count: int, seed: int, in_parallel: Map):
         rows = np.sort(np.random.default_rng(seed).choice(len(entries), min(_JUDGED, len(entries)), replace=False))
-        own, queries = entries.ids(rows), entries.take(rows).astype(np.float32)
-        _, true = nearest(queries, entries, count, self._in_parallel, _askers(entries, own, ONLY_ITSELF))
-        _, found = self.search(queries, count, own)
-        exist = np.isfinite(true)
-        worst = np.where(exist, true, 0).max(1, keepdims=True)
-        return float(((found <= worst * (1 + 1e-4) + 1e-6) & exist).sum() / max(1, exist.sum()))
+        self._own, self._queries, self._count = entries.ids(rows), entries.take(rows).astype(np.float32), count
+        with bar("search a sample exactly", None):
+            askers = _askers(entries, self._own, ONLY_ITSELF)
+            _, self._true = nearest(self._queries, entries, count, in_parallel, askers)
+
+    def recall(self, searcher: Searcher) -> float | None:
+        """Share of the true neighbours that are found; None if there are none."""
+        exist = np.isfinite(self._true)
+        if not exist.any():
+            return None
+        _, found = searcher.search(self._queries, self._count, self._own)
+        worst = np.where(exist, self._true, 0).max(1, keepdims=True)
+        return float(((found <= worst * (1 + 1e-4) + 1e-6) & exist).sum() / exist.sum())
 
 
 class _Rest:
@@ -172,42 +180,57 @@ def _rank(queries, proposed: Int[np.ndarray, "n some"], count: int, entries: Ent
 
 
 def make_searcher(
-    memory: Memory, kind: Kind, directory: Path, recall: float, neighbours: int, seed: int, in_parallel: Map = in_turn
+    memory: Memory, kind: Kind, directory: Path, recall: float, neighbours: int, seed: int, engine: Engine = LOCAL
 ) -> tuple[Searcher, Description]:
     """Builds an index of the memory, with as little effort as finds `recall` of the neighbours, and saves it."""
     entries = memory.entries()
     if not len(entries):
         raise InputError(f"{memory.directory} remembers nothing; add documents with `spalm remember`")
-    index = build_index(kind, entries, seed)
-    upto = 0 if kind == "exact" else int(entries.ids(np.array(len(entries) - 1))) + 1
-    searcher = Searcher(memory, index, upto, in_parallel)
-    index.effort = 1
-    while (found := searcher.recall(neighbours, seed)) is not None and found < recall:
-        if index.effort >= index.most_effort:
-            say(f"{kind}: a recall of {recall} is out of reach, {found:.3f} is what can be had")
-            break
-        index.effort = min(2 * index.effort, index.most_effort)
-    described = Description(kind, memory.lineage(), searcher.upto, index.effort, found)
-    save_searcher(searcher, described, directory)
+    directory.mkdir(parents=True, exist_ok=True)
+    with only_writer(directory), workers(engine.cores) as in_parallel:
+        work = _work(directory, memory, seed)
+        engine.refuse_unless_shared(work)
+        index = build_index(kind, entries, seed, work, engine)
+        upto = 0 if kind == "exact" else int(entries.ids(np.array(len(entries) - 1))) + 1
+        searcher = Searcher(memory, index, upto, in_parallel)
+        index.effort = 1
+        judge = _Judge(entries, neighbours, seed, in_parallel)
+        while (found := judge.recall(searcher)) is not None and found < recall:
+            if index.effort >= index.most_effort:
+                say(f"{kind}: a recall of {recall} is out of reach, {found:.3f} is what can be had")
+                break
+            index.effort = min(2 * index.effort, index.most_effort)
+        described = Description(kind, memory.lineage(), upto, index.effort, found)
+        _save(index, described, directory)
+        shutil.rmtree(work)
     measured = "no recall to measure" if found is None else f"recall@{neighbours} {found:.3f}"
     say(f"{directory}: {kind} index of {len(entries):,} entries, {measured}")
-    return searcher, described
+    return Searcher(memory, index, upto), described
 
 
-def save_searcher(searcher: Searcher, description: Description, directory: Path) -> None:
-    directory.mkdir(parents=True, exist_ok=True)
-    with only_writer(directory):
-        (directory / DESCRIPTION).unlink(missing_ok=True)
-        for leftover in (directory / FILE, directory / "ids", directory / "leaves.json"):
-            shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink(missing_ok=True)
-        try:
-            searcher.index.save(directory)
-        except RuntimeError as error:
-            raise OSError(errno.EIO, f"the index could not be written ({error})", str(directory)) from None
-        write_json(directory / DESCRIPTION, {**asdict(description), "upto": searcher.upto})
+def _work(directory: Path, memory: Memory, seed: int) -> Path:
+    """A folder for what is unfinished, that of another memory removed."""
+    wanted = directory / f"work-{digest_of_json([memory.digest, seed])[:16]}"
+    for other in directory.glob("work-*"):
+        if other != wanted:
+            shutil.rmtree(other)
+    wanted.mkdir(exist_ok=True)
+    return wanted.absolute()
 
 
-def open_searcher(memory: Memory, directory: Path, in_parallel: Map = in_turn) -> tuple[Searcher, Description]:
+def _save(index: Index, description: Description, directory: Path) -> None:
+    (directory / DESCRIPTION).unlink(missing_ok=True)
+    for leftover in FILES:
+        path = directory / leftover
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+    try:
+        index.save(directory)
+    except RuntimeError as error:
+        raise OSError(errno.EIO, f"the index could not be written ({error})", str(directory)) from None
+    write_json(directory / DESCRIPTION, asdict(description))
+
+
+def open_searcher(memory: Memory, directory: Path) -> tuple[Searcher, Description]:
     """The index at `directory`, for a memory with keys of the same kind, however that has changed since."""
     path = directory / DESCRIPTION
     if not path.exists():
@@ -223,4 +246,4 @@ def open_searcher(memory: Memory, directory: Path, in_parallel: Map = in_turn) -
     except (RuntimeError, ValueError, OSError):
         raise InputError(f"{directory} is damaged; make the index again with `spalm index`") from None
     index.effort = described.effort
-    return Searcher(memory, index, described.upto, in_parallel), described
+    return Searcher(memory, index, described.upto), described
