@@ -20,32 +20,11 @@ import torch
 from spalm.corpus import Batch
 from spalm.learning import Hardware, OptimiserSettings
 from spalm.learning.optimiser import make_optimiser
-from spalm.lm import NetworkSettings, Transformer, parameter_count, segment_loss
+from spalm.lm import NetworkSettings, Transformer, count_flops, parameter_count, segment_loss
 
 SEGMENT = MEMORY = 128
 VOCABULARY = 8192
 NETWORK = NetworkSettings(layers=6, width=256, heads=8, head_width=32, feed_forward=1024)
-
-
-def count_flops(network: NetworkSettings, vocabulary: int, segment: int, memory: int, lanes: int) -> dict[str, float]:
-    """FLOPs a token of one training step, matrix products only, two for each multiply-add.
-
-    Backward has two products for each of forward's, but one where an operand needs no gradient: the memory's keys and
-    values, and the encodings of distances. Queries are handled in tiles of 128 with the keys that a tile can see; at a
-    segment of 128 that is all of them, masked pairs included.
-    """
-    inner, span = network.heads * network.head_width, segment + memory
-    tokens = lanes * segment
-    projections = 2 * network.width * inner * 3 + 2 * inner * network.width
-    feed_forward = 2 * 2 * network.width * network.feed_forward
-    attention = 3 * 2 * span * inner  # content scores, position scores, weighted values
-    of_memory = 2 * network.width * inner * 2 * memory / segment
-    of_distances = 2 * network.width * inner * span / tokens
-    output = 2 * network.width * vocabulary
-    layers = network.layers
-    forward = layers * (projections + feed_forward + attention + of_memory + of_distances) + output
-    half = layers * (of_memory + of_distances)
-    return {"forward": forward, "backward": 2 * forward - half, "step": 3 * forward - half}
 
 
 def peak_gflops() -> float:
@@ -93,7 +72,7 @@ def measure_training(rounds: int, lanes: int) -> dict[str, float]:
         for name, subject in subjects.items():
             seconds[name].append(subject.step())
     peak = statistics.median(peaks)
-    flops = count_flops(NETWORK, VOCABULARY, SEGMENT, MEMORY, lanes)["step"]
+    flops = count_flops(NETWORK, VOCABULARY, SEGMENT, MEMORY, lanes).step
     speed = {name: lanes * SEGMENT / statistics.median(taken) for name, taken in seconds.items()}
     return {
         "tokens_per_second": speed["plain"],

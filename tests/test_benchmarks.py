@@ -3,7 +3,7 @@
 from torch.utils.flop_counter import FlopCounterMode
 
 import bench_training as training
-from spalm.lm import segment_loss
+from spalm.lm import count_flops, segment_loss
 
 
 def test_flops_are_those_that_torch_counts():
@@ -18,8 +18,8 @@ def test_flops_are_those_that_torch_counts():
     output_layer = 3 * 2 * network.width * training.VOCABULARY
     added_in_place = network.layers * 2 * (training.SEGMENT + training.MEMORY) * network.heads * network.head_width
     seen = counter.get_total_flops() / subject.tokens
-    claimed = training.count_flops(network, training.VOCABULARY, training.SEGMENT, training.MEMORY, lanes)
-    assert claimed["step"] == seen + output_layer + added_in_place
+    claimed = count_flops(network, training.VOCABULARY, training.SEGMENT, training.MEMORY, lanes)
+    assert claimed.step == seen + output_layer + added_in_place
 
 
 def test_repeated_keys_are_the_same_however_they_are_read(tmp_path):

@@ -1,5 +1,6 @@
 """Tokens in, a language model out: relative attention, transformer-XL, tied vocabularies, how a model reads text."""
 
+from spalm.lm.flops import count_flops
 from spalm.lm.following import Following
 from spalm.lm.interface import LanguageModel
 from spalm.lm.reading import Reading, hidden_states, log_probabilities
@@ -19,6 +20,7 @@ __all__ = [
     "TrainedModel",
     "Transformer",
     "Vocabulary",
+    "count_flops",
     "hidden_states",
     "log_probabilities",
     "parameter_count",

@@ -111,6 +111,8 @@ class OnDisk:
         flags = faiss.IO_FLAG_READ_ONLY | faiss.IO_FLAG_ONDISK_SAME_DIR
         with _unheard():
             index = faiss.read_index(str(folder / FILE), flags)
+        if (folder / LISTS).stat().st_size != faiss.downcast_InvertedLists(index.invlists).totsize:
+            raise ValueError(f"{folder / LISTS} is not as long as it was")  # to read beyond its end would be a crash
         return cls(index, Partitions.load(folder / PARTITIONS), folder)
 
 

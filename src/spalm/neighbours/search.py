@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from jaxtyping import Float, Int
+from safetensors import SafetensorError
 
 from spalm.artifact import digest_of_json, only_writer, write_json
 from spalm.console import bar, say
@@ -243,7 +244,7 @@ def open_searcher(memory: Memory, directory: Path) -> tuple[Searcher, Descriptio
         raise InputError(f"{directory} is an index of other keys than {memory.directory}'s; make it again")
     try:
         index = load_index(described.kind, directory)
-    except (RuntimeError, ValueError, OSError):
+    except (RuntimeError, ValueError, OSError, SafetensorError):
         raise InputError(f"{directory} is damaged; make the index again with `spalm index`") from None
     index.effort = described.effort
     return Searcher(memory, index, described.upto), described

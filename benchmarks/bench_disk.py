@@ -1,0 +1,207 @@
+"""A memory larger than RAM: how long a query takes through an index on disk, by size, and how long that takes to make.
+
+    disk.json    of each size: seconds to build, bytes, recall, milliseconds of a query; of small ones in RAM too
+
+Keys are those of bench_neighbours.py (width 512), repeated with noise; queries are such keys with other noise. Each
+size is asked in a process of its own, once with all of the machine's memory and once with --ram of it, page cache
+included, which a control group enforces (that takes root; without it, only the first is measured).
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from bench_neighbours import Repeated, real_keys, resident
+from spalm.artifact import write_json
+from spalm.console import say
+from spalm.corpus import TokenStream
+from spalm.lm import Reading
+from spalm.memory import Encoder, Memory, MemorySettings, open_memory, remember
+from spalm.neighbours import Kind, make_searcher, open_searcher, parse_size
+
+K = 4
+WIDTH = 512
+DOCUMENT = 1000
+"""Entries of a document."""
+QUERIES, BATCH = 400, 64
+IN_RAM = 4_000_000
+"""Entries up to which an index in RAM is made too."""
+
+
+@dataclass(frozen=True)
+class Copying(Encoder):
+    """Its keys are given."""
+
+    vectors: Repeated | None = None
+
+    def keys(self, stream, start, stop, to_keys, width, progress=lambda _: None):  # noqa: ARG002
+        found = self.vectors.keys(start, stop)
+        progress(stop - start)
+        return found
+
+
+def make_memory(count: int, source: Memory, folder: Path) -> Memory:
+    encoder = Copying("copies", WIDTH, 2, Reading.of(1, 64, 0, 1), None, None, vectors=Repeated(source, count))
+    ends = np.arange(DOCUMENT, count + 1, DOCUMENT)
+    stream = TokenStream(np.zeros(count, np.int32), ends, lambda: [f"document {end}" for end in ends], 0)
+    memory = open_memory(folder, encoder, MemorySettings(), stream)
+    remember(memory, encoder, stream, {"copies": count})
+    return memory
+
+
+def queries(count: int, source: Memory) -> np.ndarray:
+    """From what would come after the first `count` keys."""
+    longer = Repeated(source, 2 * count)
+    chosen = np.random.default_rng(7).integers(count, 2 * count, QUERIES + 4 * BATCH)
+    return np.concatenate([longer.keys(row, row + 1) for row in chosen]).astype(np.float32)
+
+
+def build(memory: Memory, kind: Kind, folder: Path) -> dict:
+    began = time.perf_counter()
+    _, described = make_searcher(memory, kind, folder, 0.95, K, 1)
+    size = sum(path.stat().st_size for path in folder.iterdir())
+    seconds = time.perf_counter() - began
+    return {"seconds": seconds, "bytes": size, "recall": described.recall, "effort": described.effort}
+
+
+def ask(memory: Path, asked: Path, folder: Path, group: Path | None = None) -> dict:
+    """In this process, within a control group: milliseconds of one query at a time and of a batch."""
+    if group:
+        (group / "cgroup.procs").write_text(str(os.getpid()))
+    searcher, _ = open_searcher(Memory(memory), folder)
+    every = np.load(asked)
+    if not group:  # once for nothing, so that what fits into RAM is there
+        searcher.search(every, K)
+    read, alone, together = bytes_read(), [], []
+    for query in every[:QUERIES]:
+        began = time.perf_counter()
+        searcher.search(query[None], K)
+        alone.append(1000 * (time.perf_counter() - began))
+    read = bytes_read() - read
+    for start in range(QUERIES, len(every), BATCH):
+        began = time.perf_counter()
+        searcher.search(every[start : start + BATCH], K)
+        together.append(1000 * (time.perf_counter() - began) / BATCH)
+    return {
+        "milliseconds": statistics.median(alone),
+        "milliseconds_95": float(np.quantile(alone, 0.95)),
+        "milliseconds_in_batch": statistics.median(together),
+        "kilobytes_read": read / QUERIES / 1000,
+        "resident": resident(os.getpid()),
+    }
+
+
+def bytes_read() -> int:
+    """From storage, so far, by this process."""
+    lines = Path("/proc/self/io").read_text().splitlines()
+    return int(next(line.split()[1] for line in lines if line.startswith("read_bytes")))
+
+
+def in_a_process(work: str, *about: Path | str) -> dict:
+    """What this script prints when it is asked for one thing alone: files that a process has open stay cached."""
+    command = [sys.executable, __file__, "--do", work, *map(str, about)]
+    return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
+
+
+def control_group(ram: int) -> Path | None:
+    """A group of processes that together may use so much memory; None where we must not make one."""
+    root = Path("/sys/fs/cgroup")
+    old = (root / "memory").is_dir()
+    group = (root / "memory" if old else root) / f"spalm-bench-{os.getpid()}"
+    try:
+        group.mkdir()
+        (group / ("memory.limit_in_bytes" if old else "memory.max")).write_text(str(ram))
+    except OSError as error:
+        say(f"RAM is not limited: {error}")
+        return None
+    return group
+
+
+def forget_cached(*folders: Path) -> None:
+    """Has the system drop what it holds of these files: what a group reads counts as its own only if nobody had it."""
+    for folder in folders:
+        for path in folder.rglob("*"):
+            if path.is_file():
+                with path.open("rb") as file:
+                    os.fsync(file.fileno())
+                    os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def storage(folder: Path) -> dict:
+    """What the disk itself gives: a page at a random place, and a long read."""
+    forget_cached(folder)
+    shard = max(folder.rglob("*.keys"), key=lambda path: path.stat().st_size)
+    places = np.random.default_rng(0).integers(0, shard.stat().st_size // 4096, 200) * 4096
+    with shard.open("rb", buffering=0) as file:
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
+        taken = []
+        for place in places.tolist():
+            began = time.perf_counter()
+            os.pread(file.fileno(), 4096, place)
+            taken.append(1000 * (time.perf_counter() - began))
+    forget_cached(folder)
+    began = time.perf_counter()
+    size = len(shard.read_bytes())
+    return {
+        "random_milliseconds": statistics.median(taken),
+        "megabytes_per_second": size / 1e6 / (time.perf_counter() - began),
+    }
+
+
+def prepare(count: str, keys: Path, work: Path) -> dict:
+    """The memory, its indexes, and queries."""
+    source = real_keys(WIDTH, keys, 1)
+    memory = make_memory(int(count), source, work / "memory")
+    np.save(work / "queries.npy", queries(int(count), source))
+    kinds: list[Kind] = ["disk", "faiss"] if int(count) <= IN_RAM else ["disk"]
+    return {kind: {"built": build(memory, kind, work / kind)} for kind in kinds}
+
+
+def measure(count: int, keys: Path, work: Path, ram: int) -> dict:
+    work.mkdir(parents=True, exist_ok=True)
+    about = work / "memory", work / "queries.npy"
+    row: dict = {"keys": count, "bytes_of_keys": 2 * WIDTH * count}
+    row.update(in_a_process("prepare", str(count), keys, work))
+    for kind in sorted({"disk", "faiss"} & row.keys()):
+        row[kind]["all_ram"] = in_a_process("ask", *about, work / kind)
+        say(f"{count:,} keys, {kind}: {row[kind]}")
+    group = control_group(ram)
+    if group:
+        row["storage"], row["ram"] = storage(work), ram
+        forget_cached(work)
+        row["disk"]["limited"] = in_a_process("ask", *about, work / "disk", group)
+        group.rmdir()
+        say(f"{count:,} keys within {ram >> 20} MiB: {row['disk']['limited']}; storage {row['storage']}")
+    return row
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("runs/bench/disk.json"))
+    parser.add_argument("--keys", type=Path, help="folder of the encoder and its memory; default beside --out")
+    parser.add_argument("--counts", type=int, nargs="+", default=[1_000_000, 4_000_000, 16_000_000])
+    parser.add_argument("--ram", default="2G")
+    parser.add_argument("--do", nargs="+", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.do:
+        what, *about = given.do
+        print(json.dumps(ask(*map(Path, about)) if what == "ask" else prepare(about[0], *map(Path, about[1:]))))
+        return
+    out = given.out.absolute()
+    out.parent.mkdir(parents=True, exist_ok=True)
+    keys, rows = (given.keys or out.parent / "keys").absolute(), []
+    for count in given.counts:
+        rows.append(measure(count, keys, out.parent / "disk" / f"{count}", parse_size(given.ram)))
+        write_json(out, {"width": WIDTH, "neighbours": K, "cores": os.cpu_count(), "sizes": rows})
+
+
+if __name__ == "__main__":
+    main()
