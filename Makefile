@@ -6,7 +6,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-BENCHMARKS := attach training neighbours spalm ray disk
+BENCHMARKS := attach training neighbours spalm ray disk plan
 
 .PHONY: setup demo test lint bench $(addprefix bench-,$(BENCHMARKS)) clean
 

@@ -11,7 +11,7 @@ from stubs import StubEncoder, new_memory, random_texts, stream
 from spalm.engine import LOCAL
 from spalm.errors import InputError
 from spalm.memory import remember, source_of_text
-from spalm.neighbours import NOTHING, make_searcher, on_disk, open_searcher
+from spalm.neighbours import NOTHING, ivf, make_searcher, on_disk, open_searcher
 from spalm.neighbours.on_disk import OnDisk
 
 ENCODER = StubEncoder()
@@ -21,7 +21,7 @@ COUNT = 3001
 @pytest.fixture(autouse=True)
 def _small_parts(monkeypatch):
     monkeypatch.setattr(on_disk, "_PART", 701)
-    monkeypatch.setattr(on_disk, "_AT_ONCE", 211)
+    monkeypatch.setattr(ivf, "_AT_ONCE", 211)
 
 
 @pytest.fixture
@@ -62,8 +62,8 @@ def test_with_all_effort_the_nearest_are_among_the_candidates(keys, tmp_path):
     index = built(keys, tmp_path)
     index.effort = index.most_effort
     queries = keys.take(np.arange(0, COUNT, 31)).astype(np.float32)
-    proposed = index.candidates(queries, 5)
-    assert proposed.shape == (len(queries), 5 * on_disk._WIDER)
+    proposed = index.candidates(queries, 20)
+    assert proposed.shape == (len(queries), 20)
     whole = keys.keys(0, COUNT).astype(np.float32)
     distances = ((queries[:, None] - whole) ** 2).sum(2)
     true = keys.labels(0, COUNT)[np.argsort(distances, 1)[:, :5]]

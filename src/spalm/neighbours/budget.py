@@ -16,8 +16,8 @@ _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _LEAST_RAM = 512 << 20
 _MOST_QUERIES = 250_000
 """Queries of a block: more of them share a visit to a partition, fewer are lost by a kill."""
-_GFLOPS = 55.0
-"""Of the core on which the two constants below were measured."""
+GFLOPS = 55.0
+"""Of the core on which the constants below were measured, in the products of `gflops_of_a_core`."""
 _MICROSECONDS, _MICROSECONDS_PER_DIMENSION = 19.0, 0.025
 """Time of one core for a query and its part of the preparations, at a million keys and a recall of 0.95."""
 _GROWTH = 0.15
@@ -92,11 +92,16 @@ class Estimate:
     @classmethod
     def of(cls, keys: int, own: int, others: int, width: int, table: int, recall: float, workers: int) -> "Estimate":
         """Of `own` keys that ask themselves and `others` that are copied too; `table`: bytes of the result."""
-        work = (_MICROSECONDS + _MICROSECONDS_PER_DIMENSION * width) * 1e-6 * (max(keys, 1) / 1e6) ** _GROWTH
-        thorough = (0.05 / max(1 - recall, 1e-3)) ** 0.6
-        seconds = (own + others) * work * thorough * _GFLOPS / gflops_of_a_core() / workers
+        seconds = core_seconds(keys, own + others, width, recall) * GFLOPS / gflops_of_a_core() / workers
         # Whole keys and half as much for the scan, twice while they are ordered; labels, documents, norms, partitions.
         return cls(seconds, (keys + others) * (4 * width + 32) + table)
+
+
+def core_seconds(keys: float, queries: float, width: int, recall: float) -> float:
+    """Time of the core on which the constants were measured."""
+    work = (_MICROSECONDS + _MICROSECONDS_PER_DIMENSION * width) * 1e-6 * (max(keys, 1) / 1e6) ** _GROWTH
+    thorough = (0.05 / max(1 - recall, 1e-3)) ** 0.6
+    return queries * work * thorough
 
 
 def refuse_unless_it_fits(directory: Path, disk: int, what: str) -> None:

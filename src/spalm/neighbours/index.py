@@ -8,7 +8,6 @@ import json
 from pathlib import Path
 from typing import Literal, Protocol
 
-import faiss
 import numpy as np
 from jaxtyping import Float, Int
 
@@ -17,13 +16,12 @@ from spalm.console import bar
 from spalm.engine import LOCAL, Engine
 from spalm.errors import InputError
 from spalm.memory import Entries
-from spalm.neighbours.on_disk import FILE, LISTS, PARTITIONS, OnDisk
-from spalm.neighbours.workers import chunks
+from spalm.neighbours.ivf import FILE, PARTITIONS, Faiss
+from spalm.neighbours.on_disk import LISTS, OnDisk
 
 Kind = Literal["exact", "faiss", "disk", "scann"]
 FILES = (FILE, LISTS, PARTITIONS, "ids", "leaves.json")
 """What indexes of one kind or another leave in their folder."""
-_BLOCK = 1 << 16
 
 
 class Index(Protocol):
@@ -45,11 +43,9 @@ class Index(Protocol):
 
 def build_index(kind: Kind, entries: Entries, seed: int, folder: Path, engine: Engine = LOCAL) -> Index:
     """`folder`: for what is too large for memory, until it is saved; work that was begun there goes on."""
-    if kind == "disk":
-        return OnDisk.build(entries, seed, folder, engine)
-    if engine.own_processes:
+    if engine.own_processes and kind != "disk":
         raise InputError(f"--kind {kind}: it is made here, in memory; leave out --engine, or give --kind disk")
-    return _KINDS[kind].build(entries, seed)
+    return _KINDS[kind].build(entries, seed, folder, engine)
 
 
 def load_index(kind: Kind, folder: Path) -> Index:
@@ -62,7 +58,7 @@ class Exact:
     effort = most_effort = 1
 
     @classmethod
-    def build(cls, entries: Entries, seed: int) -> "Exact":  # noqa: ARG003
+    def build(cls, entries: Entries, seed: int, folder: Path, engine: Engine) -> "Exact":  # noqa: ARG003
         return cls()
 
     def add(self, ids: Int[np.ndarray, "n"], keys: Float[np.ndarray, "n width"]) -> bool:  # noqa: ARG002
@@ -80,55 +76,6 @@ class Exact:
         return cls()
 
 
-class Faiss:
-    """IVF with a byte for each dimension."""
-
-    def __init__(self, index: faiss.IndexIVF):
-        self._index = index
-        self.most_effort = index.nlist
-
-    @property
-    def effort(self) -> int:
-        return self._index.nprobe
-
-    @effort.setter
-    def effort(self, partitions: int) -> None:
-        self._index.nprobe = partitions
-
-    @classmethod
-    def build(cls, entries: Entries, seed: int) -> "Faiss":
-        count = len(entries)
-        partitions = max(1, min(round(4 * count**0.5), count // 39))
-        index = faiss.index_factory(entries.width, f"IVF{partitions},SQ8")
-        index.cp.niter, index.cp.seed, index.cp.min_points_per_centroid = 8, seed, 1
-        rows = np.sort(np.random.default_rng(seed).choice(count, min(count, 64 * partitions), replace=False))
-        made = cls(index)
-        with bar("train the index", None):
-            index.train(entries.take(rows).astype(np.float32))
-        with bar("fill the index", count) as shown:
-            for start, stop in chunks(0, count, _BLOCK):
-                made.add(entries.labels(start, stop), entries.keys(start, stop))
-                shown.advance(stop - start)
-        return made
-
-    def add(self, ids: Int[np.ndarray, "n"], keys: Float[np.ndarray, "n width"]) -> bool:
-        self._index.add_with_ids(np.ascontiguousarray(keys, np.float32), np.ascontiguousarray(ids, np.int64))
-        return True
-
-    def delete(self, ids: Int[np.ndarray, "n"]) -> None:
-        self._index.remove_ids(np.ascontiguousarray(ids, np.int64))
-
-    def candidates(self, queries: Float[np.ndarray, "n width"], count: int) -> Int[np.ndarray, "n some"]:
-        return self._index.search(np.ascontiguousarray(queries, np.float32), count)[1]
-
-    def save(self, folder: Path) -> None:
-        faiss.write_index(self._index, str(folder / FILE))
-
-    @classmethod
-    def load(cls, folder: Path) -> "Faiss":
-        return cls(faiss.read_index(str(folder / FILE)))
-
-
 class Scann:
     """The paper's library: a tree of leaves, codes within them, re-ranked. It takes nothing in once it is built."""
 
@@ -137,7 +84,7 @@ class Scann:
         self.effort, self.most_effort = 1, leaves
 
     @classmethod
-    def build(cls, entries: Entries, seed: int) -> "Scann":  # noqa: ARG003
+    def build(cls, entries: Entries, seed: int, folder: Path, engine: Engine) -> "Scann":  # noqa: ARG003
         library = _scann()
         count = len(entries)
         leaves = max(1, min(round(2 * count**0.5), count // 16))

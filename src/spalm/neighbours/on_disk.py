@@ -1,8 +1,7 @@
 """The index of a memory that is larger than RAM: its lists stay on disk, and a query reads the few that are near it.
 
-    lists                     of each partition: the codes of its keys, a byte for each dimension, then their ids
-    index                     faiss: the centres of the partitions, and where the list of each is
-    partitions.safetensors    the space in which keys are compared, and the two levels by which they were assigned
+    lists     of each partition: the codes of its keys, then their ids
+    index     the rest of faiss's index: where the list of each partition is
 
 It is made in parts: each part of the keys is sorted into lists of its own, in a file, by whatever engine there is; then
 the lists of all parts are put together. A part that is there is not made again.
@@ -20,60 +19,42 @@ from pathlib import Path
 
 import faiss
 import numpy as np
-from faiss.contrib.ivf_tools import add_preassigned
 from jaxtyping import Float, Int
 
 from spalm.artifact import TEMPORARY
 from spalm.console import bar
 from spalm.engine import Engine, Part, Told, Travelling, parts
 from spalm.neighbours.budget import half_of_the_machine, refuse_unless_it_fits
-from spalm.neighbours.partitions import Partitions, partition, partition_size
-from spalm.neighbours.vectors import Vectors, sample
-from spalm.neighbours.workers import chunks, workers
+from spalm.neighbours.ivf import FILE, PARTITIONS, TRAINED, Faiss, empty_index, fill, learn
+from spalm.neighbours.partitions import Partitions
+from spalm.neighbours.vectors import Vectors
 
-FILE = "index"
 LISTS = "lists"
-PARTITIONS = "partitions.safetensors"
-_TRAINED = "trained"
 _PART, _MOST_PARTS = 1 << 18, 256
 """Keys of a part, unless that makes too many parts: all of them are open when they are put together."""
-_AT_ONCE = 1 << 14
-_NEIGHBOURS = 4
-"""Of the usual query: by them, partitions get their size."""
-_POINTS = 1 << 16
-"""Sampled keys by which codes get their range."""
-_WIDER = 3
-"""In a space of fewer dimensions, so many times as many are proposed: whole keys will tell."""
 _READERS = 8
 """Threads that read lists ahead of the search."""
 
 
-class OnDisk:
+class OnDisk(Faiss):
     def __init__(self, index: faiss.IndexIVF, partitions: Partitions, folder: Path):
-        self._index, self._partitions, self._folder = index, partitions, folder
+        super().__init__(index, partitions)
+        self._folder = folder
         faiss.downcast_InvertedLists(index.invlists).prefetch_nthread = _READERS
-        self._added = _empty(index.quantizer, index.d)
+        self._added = empty_index(index.quantizer, index.d)
+        """What was remembered since, in RAM: the lists on disk never change."""
         self._added.sq, self._added.is_trained = index.sq, True
-        self.most_effort = index.nlist
-
-    @property
-    def effort(self) -> int:
-        return self._index.nprobe
-
-    @effort.setter
-    def effort(self, partitions: int) -> None:
-        self._index.nprobe = self._added.nprobe = partitions
 
     @classmethod
     def build(cls, entries: Vectors, seed: int, folder: Path, engine: Engine) -> "OnDisk":
-        count = max(1, len(entries) // partition_size(len(entries), _NEIGHBOURS))
-        partitions = _learned(entries, count, seed, folder, engine)
-        refuse_unless_it_fits(folder, 2 * len(entries) * (partitions.space.width + 8), "the index")
+        partitions = learn(entries, seed, folder, engine)
+        code = partitions.space.width + 8
+        refuse_unless_it_fits(folder, 2 * len(entries) * code, "the index")
         filling = Filling(entries, folder)
         rows = max(_PART, -(-len(entries) // _MOST_PARTS))
         everything = parts(0, len(entries), rows)
         left = [part for part in everything if not filling.file(part).exists()]
-        at_once = max(1, min(engine.cores, half_of_the_machine() // (4 * rows * (partitions.space.width + 8))))
+        at_once = max(1, min(engine.cores, half_of_the_machine() // (4 * rows * code)))
         with bar("fill the index", len(entries), len(entries) - sum(map(len, left))) as shown:
             for _ in engine.each(filling, left, shown.advance, at_once, 1):
                 pass
@@ -81,30 +62,27 @@ class OnDisk:
             return cls(_merged([filling.file(part) for part in everything], folder), partitions, folder)
 
     def add(self, ids: Int[np.ndarray, "n"], keys: Float[np.ndarray, "n width"]) -> bool:
-        """What was remembered since is kept in RAM, beside the lists."""
-        vectors = self._partitions.space.project(keys).numpy()
-        self._added.add_with_ids(vectors, np.ascontiguousarray(ids, np.int64))
+        self._added.add_with_ids(self._projected(keys), np.ascontiguousarray(ids, np.int64))
         return True
 
     def delete(self, ids: Int[np.ndarray, "n"]) -> None:
-        """The lists on disk never change."""
         self._added.remove_ids(np.ascontiguousarray(ids, np.int64))
 
     def candidates(self, queries: Float[np.ndarray, "n width"], count: int) -> Int[np.ndarray, "n some"]:
-        space = self._partitions.space
-        vectors, wanted = space.project(queries).numpy(), count * (_WIDER if space.reduced else 1)
-        found = [index.search(vectors, wanted)[1] for index in (self._index, self._added) if index.ntotal]
-        return np.concatenate(found, 1)
+        found = super().candidates(queries, count)
+        if not self._added.ntotal:
+            return found
+        self._added.nprobe = self.effort
+        return np.concatenate([found, self._added.search(self._projected(queries), count)[1]], 1)
 
     def save(self, folder: Path) -> None:
         """Moves the lists there from where they were made."""
         (self._folder / LISTS).replace(folder / LISTS)
-        self._partitions.save(folder / PARTITIONS)
-        faiss.write_index(self._index, str(folder / FILE))
+        self._folder = folder
+        super().save(folder)
         for name in (FILE, LISTS):
             with (folder / name).open("rb") as file:
                 os.fsync(file.fileno())
-        self._folder = folder
 
     @classmethod
     def load(cls, folder: Path) -> "OnDisk":
@@ -128,13 +106,8 @@ class Filling(Travelling):
         return Partitions.load(self.folder / PARTITIONS)
 
     def __call__(self, part: Part, told: Told) -> None:
-        index = faiss.read_index(str(self.folder / _TRAINED))
-        for first, last in chunks(part.first, part.last, _AT_ONCE):
-            vectors = self._partitions.space.project(self.entries.keys(first, last)).numpy()
-            member = self._partitions.assign(vectors).astype(np.int64)
-            ids = np.ascontiguousarray(self.entries.labels(first, last), np.int64)  # named: the next line keeps none
-            add_preassigned(index, vectors, member, ids)
-            told(last - first)
+        index = faiss.read_index(str(self.folder / TRAINED))
+        fill(index, self._partitions, self.entries, part, told)
         path = self.file(part)
         unfinished = path.with_name(f"{path.name}.{secrets.token_hex(4)}{TEMPORARY}")
         faiss.write_InvertedLists(index.invlists, faiss.FileIOWriter(str(unfinished)))
@@ -144,33 +117,9 @@ class Filling(Travelling):
         return self.folder / f"{part.number:08d}"
 
 
-def _empty(quantizer: faiss.Index, width: int) -> faiss.IndexIVFScalarQuantizer:
-    kind, metric = faiss.ScalarQuantizer.QT_8bit, faiss.METRIC_L2
-    return faiss.IndexIVFScalarQuantizer(quantizer, width, quantizer.ntotal, kind, metric)
-
-
-def _learned(entries: Vectors, count: int, seed: int, folder: Path, engine: Engine) -> Partitions:
-    """The partitions, and an index with nothing in it yet; both are left in `folder`."""
-    path, trained = folder / PARTITIONS, folder / _TRAINED
-    if not path.exists():
-        most = half_of_the_machine() // 2
-        with workers(engine.cores) as in_parallel:
-            partition(entries, count, seed, lambda width: most // (4 * width), in_parallel).save(path)
-    partitions = Partitions.load(path)
-    if not trained.exists():
-        centres = faiss.IndexFlatL2(partitions.space.width)
-        centres.add(partitions.centres)
-        index = _empty(centres, partitions.space.width)
-        index.train(sample(entries, _POINTS, [seed, 2], partitions.space.project))
-        unfinished = trained.with_name(trained.name + TEMPORARY)
-        faiss.write_index(index, str(unfinished))
-        unfinished.replace(trained)
-    return partitions
-
-
 def _merged(files: list[Path], folder: Path) -> faiss.IndexIVF:
     """The trained index with the lists of all parts, on disk."""
-    index = faiss.read_index(str(folder / _TRAINED))
+    index = faiss.read_index(str(folder / TRAINED))
     (folder / LISTS).unlink(missing_ok=True)
     # Mapped, not read: together they may be larger than RAM.
     opened = [faiss.read_InvertedLists(faiss.FileIOReader(str(path)), faiss.IO_FLAG_MMAP) for path in files]

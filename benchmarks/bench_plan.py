@@ -1,0 +1,133 @@
+"""The constants that `spalm plan` computes with, measured on one core of this machine: plan.json
+
+    reading    GFLOP/s of a core that makes keys with the network of the recipe wikitext103
+    join       what a query of the bulk join reads: keys in the space of the scan, whole keys, partitions of a block
+
+Both beside `gflops`, the rate of the products by which machines are compared. Time of the join: bench_neighbours.py
+--only growth; of the index: bench_disk.py.
+"""
+
+import argparse
+import shutil
+import statistics
+import threading
+import time
+from pathlib import Path
+
+import torch
+
+from bench_neighbours import First, K, real_keys
+from spalm.artifact import write_json
+from spalm.console import say
+from spalm.engine import LOCAL
+from spalm.engine.local import computing_with
+from spalm.lm import Transformer, count_flops
+from spalm.neighbours import Budget, NeighbourSettings
+from spalm.neighbours.budget import gflops_of_a_core
+from spalm.neighbours.bulk import Bulk
+from spalm.neighbours.join import Join
+from spalm.neighbours.ordered import Ordered
+from spalm.recipe import read_recipe
+
+WIDTH = 512
+VOCABULARY = 33_060
+
+
+@torch.inference_mode()
+def reading(rounds: int) -> dict:
+    """Windows of a segment, as keys are made: hidden states alone."""
+    recipe = read_recipe("wikitext103", [])
+    segment = recipe.training.segment_length
+    model = Transformer(recipe.network, VOCABULARY).initialise(0).eval()
+    flops = count_flops(recipe.network, VOCABULARY, segment, 0, 1).hidden
+    with computing_with(1):
+        rates, peaks = [], []
+        for _ in range(rounds):
+            peaks.append(gflops_of_a_core())
+            began = time.perf_counter()
+            model.hidden(torch.randint(VOCABULARY, (1, segment)), model.start(0, segment))
+            rates.append(flops * segment / (time.perf_counter() - began) / 1e9)
+    found = {"gflops": statistics.median(peaks), "reading_gflops": statistics.median(rates)}
+    return {**found, "mflops_of_a_token": flops / 1e6, "tokens_per_second": found["reading_gflops"] * 1e9 / flops}
+
+
+class Watched:
+    """Counts what joins read while it is entered."""
+
+    def __enter__(self) -> "Watched":
+        self.scanned = self.whole = self.fresh = 0
+        self._block, self._lock = threading.local(), threading.Lock()
+        self._originals = Ordered.scan, Ordered.squared_distances, Join.block
+        scan, distances, block = self._originals
+
+        def watched_scan(ordered, rows):
+            if isinstance(rows, slice):
+                with self._lock:
+                    self.scanned += rows.stop - rows.start
+                    if rows.start not in self._block.seen:
+                        self._block.seen.add(rows.start)
+                        self.fresh += rows.stop - rows.start
+            return scan(ordered, rows)
+
+        def watched_distances(ordered, vectors, rows):
+            with self._lock:
+                self.whole += int((rows >= 0).sum())
+            return distances(ordered, vectors, rows)
+
+        def watched_block(join, first, last):
+            self._block.seen = set()
+            return block(join, first, last)
+
+        Ordered.scan, Ordered.squared_distances, Join.block = watched_scan, watched_distances, watched_block
+        return self
+
+    def __exit__(self, *_) -> None:
+        Ordered.scan, Ordered.squared_distances, Join.block = self._originals
+
+
+def join(vectors: First, work: Path) -> dict:
+    shutil.rmtree(work, ignore_errors=True)
+    bulk = Bulk(vectors, NeighbourSettings(count=K), work / "table", work / "work", Budget.of(8 << 30, LOCAL))
+    (work / "table").mkdir()
+    bulk.prepare()
+    tuned = bulk._work_through
+
+    with Watched() as watched:
+        # Tuning reads too, on its sample; only the blocks are counted.
+        def counted(*about) -> None:
+            watched.scanned = watched.whole = watched.fresh = 0
+            tuned(*about)
+
+        bulk._work_through = counted
+        bulk.answer("train", len(vectors), K, first_id=0)
+    shutil.rmtree(work)
+    count = len(vectors)
+    return {
+        "keys": count,
+        "scan_width": bulk.partitions.space.width,
+        "scanned_by_a_query": watched.scanned / count,
+        "fresh_by_a_query": watched.fresh / count,
+        "whole_keys_by_a_query": watched.whole / count,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("runs/bench/plan.json"))
+    parser.add_argument("--keys", type=Path, help="folder of the encoder and its memory; default beside --out")
+    parser.add_argument("--counts", type=int, nargs="+", default=[1_000_000, 4_000_000])
+    parser.add_argument("--rounds", type=int, default=7)
+    given = parser.parse_args()
+    out = given.out.absolute()
+    out.parent.mkdir(parents=True, exist_ok=True)
+    found = {"reading": reading(given.rounds), "join": []}
+    say(f"{found['reading']}")
+    memory = real_keys(WIDTH, given.keys or out.parent / "keys", max(given.counts))
+    for count in given.counts:
+        found["join"].append(join(First(memory, count), out.parent / "work-plan"))
+        say(f"{found['join'][-1]}")
+        write_json(out, found)
+
+
+if __name__ == "__main__":
+    main()
