@@ -18,7 +18,7 @@ from spalm.errors import InputError
 from spalm.lm import NetworkSettings, Reading, Transformer
 from spalm.memory import Encoder, Memory, MemorySettings, open_memory, remember, source_of_split, store
 from spalm.memory.remember import _Writing
-from spalm.neighbours import Budget, NeighbourSettings, bulk, find_neighbours
+from spalm.neighbours import Budget, NeighbourSettings, bulk, find_neighbours, make_searcher, on_disk
 from spalm.neighbours.answering import Answering
 from test_cli import refused, spalm
 
@@ -170,6 +170,44 @@ def test_stopped_on_one_engine_it_goes_on_with_the_other(corpus, engine, tmp_pat
         assert searched(corpus, here, folder, second) == local
 
 
+def test_an_index_on_disk_has_the_bytes_of_the_local_engine(corpus, engine, tmp_path, monkeypatch):
+    monkeypatch.setattr(on_disk, "_PART", 700)
+    memory = remembered(corpus, tmp_path / "memory", LOCAL)
+    about = memory, "disk"
+    make_searcher(*about, tmp_path / "here", 0.9, 3, 1, LOCAL)
+    make_searcher(*about, tmp_path / "there", 0.9, 3, 1, engine)
+    assert table_bytes(tmp_path / "there") == table_bytes(tmp_path / "here")
+    with pytest.raises(InputError, match="--kind faiss: it is made here, in memory; leave out --engine"):
+        make_searcher(memory, "faiss", tmp_path / "other", 0.9, 3, 1, engine)
+
+
+def test_a_lost_machine_only_repeats_its_parts(corpus, cluster, engine, tmp_path):
+    """A third one joins, and goes in the middle of the work."""
+    here = remembered(corpus, tmp_path / "here", LOCAL)
+    third = cluster.add_node(num_cpus=1, object_store_memory=80 << 20, resources={"third": 1})
+    cluster.wait_for_nodes()
+    gone = Losing(engine, lambda: cluster.remove_node(third, allow_graceful=False))
+    assert contents(remembered(corpus, tmp_path / "there", gone)) == contents(here)
+    assert gone.lost
+
+
+class Losing:
+    """An engine that loses something after the first part."""
+
+    def __init__(self, engine, lose):
+        self._engine, self._lose, self.lost = engine, lose, False
+
+    def __getattr__(self, name: str):
+        return getattr(self._engine, name)
+
+    def each(self, *about):
+        for done in self._engine.each(*about):
+            if not self.lost:
+                self._lose()
+                self.lost = True
+            yield done
+
+
 class Complaining:
     """A job that fails as a user can mend it."""
 
@@ -208,6 +246,18 @@ def test_the_command_on_a_cluster(cluster, text_folder, tmp_path):
     assert "INFO" not in said
     assert contents(Memory(tmp_path / "here" / "memory")) == contents(Memory(tmp_path / "there" / "memory"))
     assert table_bytes(tmp_path / "there" / "neighbours") == table_bytes(tmp_path / "here" / "neighbours")
+
+
+def test_a_pretrained_model_remembers_on_a_cluster(cluster, attached_folder, tmp_path):
+    """The same keys: with either engine a memory that is made later is the same."""
+    (tmp_path / "more.txt").write_text("the captain of the red boat found the old map . " * 30)
+    held = []
+    for name, how in (("here", []), ("there", ["--engine", "ray", "--address", cluster.address])):
+        shutil.copytree(attached_folder, tmp_path / name)
+        found = spalm("remember", tmp_path / name, "--text", tmp_path / "more.txt", *how)
+        assert found.returncode == 0, found.stderr
+        held.append(contents(Memory(tmp_path / name / "memory")))
+    assert held[0] == held[1]
 
 
 def test_a_wrong_address_is_one_line_and_soon(tmp_path, monkeypatch):

@@ -47,6 +47,7 @@ from spalm.semiparametric import (
 from spalm.settings import Settings, override
 from spalm.study import (
     EvaluationSettings,
+    Wanted,
     evaluate_model,
     print_passage,
     print_results,
@@ -135,6 +136,12 @@ class Recipe(Settings):
         """With the number of neighbours filled in."""
         count = self.neighbours.count if self.spalm.gate.neighbours is None else self.spalm.gate.neighbours
         return self.spalm.model_copy(update={"gate": self.spalm.gate.model_copy(update={"neighbours": count})})
+
+    def memory_of(self, tokens: float) -> Wanted:
+        """A memory of so many tokens, as this recipe would make it."""
+        segment, width = self.training.segment_length, self.network.width
+        stride, width = self.memory.stride_in(segment), min(self.memory.key_width or width, width)
+        return Wanted(tokens, self.network, segment, stride, width, self.neighbours)
 
     def test_memories(self, name: RowName) -> list[int]:
         """Lengths of the short-term memory to evaluate a model with."""

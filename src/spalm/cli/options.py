@@ -60,3 +60,8 @@ def memory_at(directory: Path) -> Memory:
     """The memory at a folder, or the one inside it."""
     inside = directory / "memory"
     return Memory(inside if is_memory(inside) else directory)
+
+
+def place(out: Path, engine: EngineName) -> Path:
+    """Workers of a cluster stand elsewhere: to them a path must say all."""
+    return out if engine == "local" else out.absolute()

@@ -29,10 +29,11 @@ from spalm.cli.options import (
     app,
     holds_memory,
     memory_at,
+    place,
 )
 from spalm.console import say
 from spalm.corpus import OFFICIAL, download
-from spalm.engine import EngineName, open_engine
+from spalm.engine import open_engine
 from spalm.errors import InputError
 from spalm.learning import Hardware, ranks_of_torchrun
 from spalm.memory import describe
@@ -103,10 +104,10 @@ def remember_(
         raise InputError(f"--out is missing: where is the run of {recipe}?")
     with open_engine(engine, address, threads) as opened:
         if attached:
-            where = _place(Path(recipe), engine)
+            where = place(Path(recipe), engine)
             memory = remember_files(Attached(where, hardware), text or [], restart, opened)
         else:
-            run = Run(_recipe(recipe, settings), _place(out, engine), hardware, restart=restart, engine=opened)
+            run = Run(_recipe(recipe, settings), place(out, engine), hardware, restart=restart, engine=opened)
             memory = run.remember(text or [])
     typer.echo(json.dumps(describe(memory), indent=2, ensure_ascii=False))
 
@@ -150,7 +151,7 @@ def neighbours(
     wanted = [] if recall is None else [f"neighbours.recall={recall}"]
     chosen, hardware, size = _recipe(recipe, [*(settings or []), *wanted]), Hardware(device, threads), _bytes(ram)
     with open_engine(engine, address, threads) as opened:
-        made = Run(chosen, _place(out, engine), hardware, False, restart, size, opened).neighbours
+        made = Run(chosen, place(out, engine), hardware, False, restart, size, opened).neighbours
     typer.echo(json.dumps(made.facts, indent=2))
 
 
@@ -170,8 +171,8 @@ def index(
 ) -> None:
     """Build an index of a memory for generation and serving, and measure its recall against exact search."""
     with open_engine(engine, address, threads) as opened:
-        made = memory_at(_place(memory, engine))
-        _, described = make_searcher(made, kind, _place(out, engine), recall, count, seed, opened)
+        made = memory_at(place(memory, engine))
+        _, described = make_searcher(made, kind, place(out, engine), recall, count, seed, opened)
     typer.echo(json.dumps(asdict(described), indent=2))
 
 
@@ -212,17 +213,12 @@ def run(
     chosen, size = _recipe(recipe, settings, bf16), _bytes(ram)
     with ranks_of_torchrun() as ranks, open_engine(engine if ranks.first else "local", address, threads) as opened:
         hardware = Hardware(device, threads, compile, fsdp, ranks)
-        Run(chosen, _place(out, engine), hardware, tensorboard, restart, size, opened).everything(Console())
+        Run(chosen, place(out, engine), hardware, tensorboard, restart, size, opened).everything(Console())
 
 
 def _recipe(name: str, settings: list[str] | None, bf16: bool = False) -> Recipe:
     switches = ["training.bf16=true", "evaluation.bf16=true"] if bf16 else []
     return read_recipe(name, [*(settings or []), *switches])
-
-
-def _place(out: Path, engine: EngineName) -> Path:
-    """Workers of a cluster stand elsewhere: to them a path must say all."""
-    return out if engine == "local" else out.absolute()
 
 
 def _bytes(ram: str | None) -> int | None:

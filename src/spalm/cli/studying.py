@@ -1,6 +1,7 @@
 """The verbs that look at what there is: analyses, report, explorer, settings, artifacts."""
 
 import json
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -10,14 +11,39 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from spalm.artifact import Artifact
-from spalm.cli.options import PORT, Device, Host, Port, RunArgument, Threads, app, holds_memory, memory_at
+from spalm.cli.options import (
+    PORT,
+    Assignments,
+    Device,
+    Host,
+    Port,
+    RecipeArgument,
+    RunArgument,
+    Threads,
+    app,
+    holds_memory,
+    memory_at,
+)
 from spalm.console import say
 from spalm.learning import Hardware
 from spalm.memory import describe
-from spalm.recipe import Recipe, RowName
+from spalm.neighbours import parse_size, ram_of_the_machine
+from spalm.recipe import Recipe, RowName, read_recipe
 from spalm.semiparametric import AttachSettings, FinishedRun, HeldOut
 from spalm.settings import described
-from spalm.study import ANALYSES, COUNTS, asked_for, available, study, vary_neighbours, write_report
+from spalm.study import (
+    ANALYSES,
+    COUNTS,
+    Cluster,
+    asked_for,
+    available,
+    parse_count,
+    plan,
+    print_plan,
+    study,
+    vary_neighbours,
+    write_report,
+)
 
 
 @app.command(name="study")
@@ -53,6 +79,25 @@ def vary_(
 ) -> None:
     """Score dev and test with other numbers of neighbours, for `spalm study DIR neighbours`."""
     vary_neighbours(FinishedRun(directory), tuple(counts or COUNTS), retrain, Hardware(device, threads))
+
+
+@app.command(name="plan")
+def plan_(
+    recipe: RecipeArgument,
+    tokens: Annotated[str, typer.Option(help="Tokens to be remembered, such as 103M, 852M or 1T.")],
+    settings: Assignments = None,
+    machines: Annotated[int, typer.Option(help="Machines of the cluster.", min=1)] = 1,
+    cores: Annotated[int | None, typer.Option(help="Cores of a machine; default: this one's.", min=1)] = None,
+    ram: Annotated[str | None, typer.Option(help="RAM of a machine, such as 256G; default: this one's.")] = None,
+    storage: Annotated[str, typer.Option(help="Bytes a second that a machine reads and writes.")] = "1G",
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+) -> None:
+    """Say what a memory will cost before it is made: core-hours, RAM, disk, network, and what breaks first."""
+    wanted = read_recipe(recipe, settings or []).memory_of(parse_count(tokens))
+    size = ram_of_the_machine() if ram is None else parse_size(ram)
+    cluster = Cluster(machines, cores or os.cpu_count() or 1, size, parse_size(storage, "--storage"))
+    planned = plan(wanted, cluster)
+    typer.echo(json.dumps(planned, indent=2)) if as_json else print_plan(planned, Console())
 
 
 @app.command()

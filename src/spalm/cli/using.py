@@ -8,8 +8,9 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from spalm.cli.options import PORT, Device, Host, Port, Restart, Threads, app
+from spalm.cli.options import PORT, Address, Device, Host, OnEngine, Port, Restart, Threads, app, place
 from spalm.console import say
+from spalm.engine import open_engine
 from spalm.learning import Hardware
 from spalm.semiparametric import Attached, AttachSettings, attach, score_files
 from spalm.settings import read_settings
@@ -32,12 +33,18 @@ def attach_(
     ] = None,
     device: Device = "auto",
     threads: Threads = None,
+    engine: OnEngine = "local",
+    address: Address = None,
     restart: Restart = False,
 ) -> None:
     """Give a pretrained model a memory of your texts: only a small combiner is trained."""
     budget = [] if search is None else [f"search={search}"]
     asked = read_settings(AttachSettings, [*(settings or []), *budget])
-    print_attached(attach(model, texts, out, asked, Hardware(device, threads), restart), Console())
+    if engine != "local" and Path(model).exists():
+        model = str(place(Path(model), engine))
+    with open_engine(engine, address, threads) as opened:
+        made = attach(model, texts, place(out, engine), asked, Hardware(device, threads), restart, opened)
+    print_attached(made, Console())
 
 
 @app.command()

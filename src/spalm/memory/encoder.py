@@ -27,6 +27,13 @@ class MemorySettings(Settings):
     lanes: int = Field(16, gt=0)
     """Places of the text read side by side. It changes the speed, not the keys."""
 
+    def stride_in(self, segment: int) -> int:
+        """New tokens of a window of `segment`."""
+        stride = self.stride or -(-segment // 2)
+        if stride > segment:
+            raise InputError(f"memory.stride = {stride}: windows have {segment} tokens; give at most that")
+        return stride
+
 
 @dataclass(frozen=True)
 class Encoder(Travelling):
@@ -85,14 +92,11 @@ class Encoder(Travelling):
 def encoder_of(trained: TrainedModel, settings: MemorySettings, prepare: Callable[[], torch.device]) -> Encoder:
     """A model of ours as an encoder."""
     network, segment = trained.model_settings.network, trained.model_settings.training.segment_length
-    stride = settings.stride or -(-segment // 2)
-    if stride > segment:
-        raise InputError(f"memory.stride = {stride}: windows have {segment} tokens; give at most that")
     return Encoder(
         digest=trained.digest,
         width=network.width,
         vocabulary=trained.facts["vocabulary"],
-        reading=Reading.of(network.layers, segment, settings.carried, settings.lanes, stride),
+        reading=Reading.of(network.layers, segment, settings.carried, settings.lanes, settings.stride_in(segment)),
         load=lambda: trained.load(prepare()),
         device=prepare,
     )

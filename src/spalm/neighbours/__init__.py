@@ -1,6 +1,6 @@
 """Entries in, the K nearest of every position out: exact search, the bulk join, the table, indexes for live queries."""
 
-from spalm.neighbours.budget import Budget, half_of_the_machine, parse_size
+from spalm.neighbours.budget import Budget, half_of_the_machine, parse_size, ram_of_the_machine
 from spalm.neighbours.bulk import NeighbourSettings, find_neighbours
 from spalm.neighbours.exact import nearest
 from spalm.neighbours.exclusion import Exclusion
@@ -25,6 +25,7 @@ __all__ = [
     "half_of_the_machine",
     "nearest",
     "parse_size",
+    "ram_of_the_machine",
     "without",
     "workers",
 ]

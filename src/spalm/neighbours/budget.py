@@ -20,20 +20,24 @@ GFLOPS = 55.0
 """Of the core on which the constants below were measured, in the products of `gflops_of_a_core`."""
 _MICROSECONDS, _MICROSECONDS_PER_DIMENSION = 19.0, 0.025
 """Time of one core for a query and its part of the preparations, at a million keys and a recall of 0.95."""
-_GROWTH = 0.15
+GROWTH = 0.15
 """How much more than proportionally to the keys the work grows."""
 
 
-def parse_size(text: str) -> int:
+def parse_size(text: str, option: str = "--ram") -> int:
     """Bytes from 4G, 512M, 1.5T."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([KMGT]?)i?B?", text.strip(), re.IGNORECASE)
     if not found:
-        raise InputError(f"--ram {text}: not a size; give something like 4G or 800M")
+        raise InputError(f"{option} {text}: not a size; give something like 4G or 800M")
     return int(float(found[1]) * _UNITS[found[2].upper()])
 
 
+def ram_of_the_machine() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
 def half_of_the_machine() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+    return ram_of_the_machine() // 2
 
 
 @dataclass(frozen=True)
@@ -99,7 +103,7 @@ class Estimate:
 
 def core_seconds(keys: float, queries: float, width: int, recall: float) -> float:
     """Time of the core on which the constants were measured."""
-    work = (_MICROSECONDS + _MICROSECONDS_PER_DIMENSION * width) * 1e-6 * (max(keys, 1) / 1e6) ** _GROWTH
+    work = (_MICROSECONDS + _MICROSECONDS_PER_DIMENSION * width) * 1e-6 * (max(keys, 1) / 1e6) ** GROWTH
     thorough = (0.05 / max(1 - recall, 1e-3)) ** 0.6
     return queries * work * thorough
 

@@ -1,4 +1,4 @@
-"""The index that faiss keeps in RAM: a list of codes for each partition of the keys, of which a query scans the nearest.
+"""The index that faiss keeps in RAM: of each partition of the keys a list of codes; a query scans the nearest lists.
 
     index                     faiss: the centres of the partitions, and their lists
     partitions.safetensors    the space in which keys are compared, and the two levels by which they were assigned

@@ -26,7 +26,7 @@ BEAM = 3
 """Groups whose partitions a key is compared with."""
 NEAR = 256
 """Partitions known to lie near each one: as many as a query may look into besides its own."""
-_POINTS = 32
+POINTS = 32
 """Sampled keys for each partition to be learned."""
 _ENERGY = 0.95
 """Share of the keys' variance that the dimensions for the scan must hold."""
@@ -112,7 +112,7 @@ def partition(
     """About `count` partitions of `vectors`, from samples; `most_points`: how large one may be, by its width."""
     with bar(f"learn {count:,} partitions", None):
         space = learn_space(sample(vectors, 1 << 16, [seed, 0]))
-        points = sample(vectors, min(_POINTS * count, most_points(space.width)), [seed, 1], space.project)
+        points = sample(vectors, min(POINTS * count, most_points(space.width)), [seed, 1], space.project)
         return learn_partitions(points, space, count, seed, in_parallel)
 
 

@@ -20,6 +20,7 @@ from spalm.console import bar
 from spalm.corpus import Corpus, CorpusSettings, TokenStream, build_corpus
 from spalm.corpus.text import TextFiles
 from spalm.corpus.tokeniser import TokeniserSettings
+from spalm.engine import LOCAL, Engine
 from spalm.learning import Hardware
 from spalm.learning.checkpoint import save_tensors
 from spalm.lm.pretrained import Pretrained, PretrainedFolder, locate_pretrained
@@ -47,17 +48,23 @@ _FILES_OF_TOKENISERS = ("tokenizer", "special_tokens", "chat_template", "generat
 
 
 def attach(
-    model: str, texts: list[Path], directory: Path, settings: AttachSettings, hardware: Hardware, restart: bool = False
+    model: str,
+    texts: list[Path],
+    directory: Path,
+    settings: AttachSettings,
+    hardware: Hardware,
+    restart: bool = False,
+    engine: Engine = LOCAL,
 ) -> Attached:
-    """Makes everything at `directory`, or finds it made; a killed run goes on."""
+    """Makes everything at `directory`, or finds it made; a killed run goes on. Keys are made by the engine."""
     directory.mkdir(parents=True, exist_ok=True)
     folder = locate_pretrained(model, directory / "model")
     base = Base(folder, folder.digest, hardware, settings.context, settings.stride)
     corpus = build_corpus(_texts(settings, texts, folder), directory / "corpus", restart)
-    memory = _memory(base, corpus, directory / "memory", restart)
+    memory = _memory(base, corpus, directory / "memory", restart, engine)
     _make_combiner(base, corpus, memory, settings, directory, restart)
     for split in ("dev", "test"):
-        remember(memory, base.encoder, corpus.split(split), source_of_split(corpus, split), restart)
+        remember(memory, base.encoder, corpus.split(split), source_of_split(corpus, split), restart, engine=engine)
     about = {"source": Path(model).name, "model": _place(folder, directory), "digest": base.digest}
     artifact.write_json(directory / FILE, {**about, "settings": settings.as_json()})
     _look_like_a_model(directory, folder)
@@ -76,10 +83,10 @@ def _texts(settings: AttachSettings, texts: list[Path], folder: PretrainedFolder
     return CorpusSettings(source=source, tokeniser=tokeniser)
 
 
-def _memory(base: Base, corpus: Corpus, directory: Path, restart: bool) -> Memory:
+def _memory(base: Base, corpus: Corpus, directory: Path, restart: bool, engine: Engine) -> Memory:
     train = corpus.split("train")
     memory = open_memory(directory, base.encoder, MemorySettings(), train, restart)
-    remember(memory, base.encoder, train, source_of_split(corpus, "train"), restart)
+    remember(memory, base.encoder, train, source_of_split(corpus, "train"), restart, engine=engine)
     return memory
 
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from spalm.errors import InputError
 from spalm.memory import Memory
-from spalm.neighbours import Exclusion, Searcher, make_searcher, open_searcher
+from spalm.neighbours import Exclusion, Kind, Searcher, half_of_the_machine, make_searcher, open_searcher
 from spalm.semiparametric.retrieval import Retrieved, look_up
 
 _RECALL, _JUDGED = 0.95, 64
@@ -52,7 +52,13 @@ def open_search(memory: Memory, directory: Path, count: int) -> Search:
     try:
         searcher = open_searcher(memory, directory)[0]
     except InputError:
-        kind = "exact" if len(memory.entries()) <= _FEW else "faiss"
+        kind = _kind_for(len(memory.entries()), memory.width)
         searcher = make_searcher(memory, kind, directory, _RECALL, min(count, _JUDGED), seed=1)[0]
     searcher.catch_up()
     return Search(searcher, count)
+
+
+def _kind_for(entries: int, width: int) -> Kind:
+    if entries <= _FEW:
+        return "exact"
+    return "faiss" if entries * (width + 8) < half_of_the_machine() else "disk"
