@@ -82,6 +82,7 @@ class Wild:
     """An index that proposes everything it ever heard of, shuffled, twice, with holes."""
 
     effort = most_effort = 1
+    on_disk = False
 
     def __init__(self, ids):
         self.ids, self.random = ids, np.random.default_rng(0)

@@ -1,7 +1,9 @@
 """The entries that a memory holds at one version: rows in the order of their ids, read from the shards."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
+from mmap import MADV_RANDOM, MADV_WILLNEED, PAGESIZE
 from pathlib import Path
 from typing import Literal
 
@@ -27,12 +29,16 @@ class Documents:
     def __len__(self) -> int:
         return len(self.names)
 
+    @cached_property
+    def _ends(self) -> Int[np.ndarray, "documents"]:
+        return self.first_ids + self.entries
+
     def index_of(self, ids: Int[np.ndarray, "*n"]) -> Int[np.ndarray, "*n"]:
         """Which document an entry is of, NOT_THERE for ids of none."""
         if not len(self):
             return np.full(np.shape(ids), NOT_THERE)
         index = np.searchsorted(self.first_ids, ids, side="right") - 1
-        inside = (index >= 0) & (ids < (self.first_ids + self.entries)[index.clip(0)])
+        inside = (index >= 0) & (ids < self._ends[index.clip(0)])
         return np.where(inside, index, NOT_THERE)
 
     def numbers_of(self, ids: Int[np.ndarray, "*n"]) -> Int[np.ndarray, "*n"]:
@@ -129,16 +135,29 @@ class Entries:
             return np.full(np.shape(ids), NOT_THERE)
         return np.where(rows == NOT_THERE, NOT_THERE, self.take_tokens(rows.clip(0)))
 
+    def fetch(self, rows: Int[np.ndarray, "n"]) -> None:
+        """Has the system read the keys of these rows from disk, all of them at once and nothing around them.
+
+        For memories larger than RAM: what is then taken is there, or on its way.
+        """
+        for shard, _, places in self._by_shard(rows):
+            self._shards.fetch("keys", shard, places)
+
     def _take(self, what: What, rows: np.ndarray) -> np.ndarray:
-        run = np.searchsorted(self._ends, rows, side="right")
-        shard, place = self._runs[run, 2], self._runs[run, 3] + rows - self._starts[run]
         dtype, inner = self._shards.kinds[what]
         out = np.empty((*np.shape(rows), *inner), dtype)
-        flat, shard, place = out.reshape(-1, *inner), shard.reshape(-1), place.reshape(-1)
+        flat = out.reshape(-1, *inner)
+        for shard, here, places in self._by_shard(rows):
+            flat[here] = self._shards.mapped(what, shard)[places]
+        return out
+
+    def _by_shard(self, rows: np.ndarray) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+        """(shard, which of the rows are in it, where in it they are)."""
+        run = np.searchsorted(self._ends, rows, side="right").reshape(-1)
+        shard, place = self._runs[run, 2], self._runs[run, 3] + np.reshape(rows, -1) - self._starts[run]
         order = np.argsort(shard, kind="stable")
         for here in np.split(order, np.flatnonzero(np.diff(shard[order])) + 1) if len(order) else []:
-            flat[here] = self._shards.mapped(what, int(shard[here[0]]))[place[here]]
-        return out
+            yield int(shard[here[0]]), here, place[here]
 
     def source(self, id: int) -> Source | None:
         """The document and the place in it that an entry comes from; None if it is not alive."""
@@ -187,6 +206,14 @@ class Shards:
             raise InputError(f"{path} is too short; `spalm verify {self.folder.parent}` tells what else is damaged")
         return found.reshape(count, *inner)
 
+    def fetch(self, what: What, shard: int, rows: Int[np.ndarray, "n"]) -> None:
+        file = self.mapped(what, shard)._mmap
+        file.madvise(MADV_RANDOM)
+        size = self.bytes(what, 1)
+        for first in (rows * size).tolist():
+            begin = first // PAGESIZE * PAGESIZE
+            file.madvise(MADV_WILLNEED, begin, first + size - begin)
+
     def _there(self, what: What, shard: int) -> Path:
         path = self.path(what, shard)
         if not path.exists():
@@ -195,4 +222,5 @@ class Shards:
 
     def _map(self, what: What, shard: int) -> np.ndarray:
         dtype, inner = self.kinds[what]
-        return np.memmap(self._there(what, shard), dtype, "r").reshape(-1, *inner)
+        path = self._there(what, shard)
+        return np.memmap(path, dtype, "r", shape=(path.stat().st_size // self.bytes(what, 1), *inner))

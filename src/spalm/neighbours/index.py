@@ -28,6 +28,8 @@ class Index(Protocol):
     effort: int
     """How thoroughly it looks: partitions, leaves. More of it finds more."""
     most_effort: int
+    on_disk: bool
+    """Whether it is for memories larger than RAM: then keys that it proposes are fetched all at once."""
 
     def add(self, ids: Int[np.ndarray, "n"], keys: Float[np.ndarray, "n width"]) -> bool:
         """Takes entries in; False if it cannot, and they must be searched beside it."""
@@ -56,6 +58,7 @@ class Exact:
     """No index at all: it proposes nothing and takes nothing in, so every entry is searched beside it."""
 
     effort = most_effort = 1
+    on_disk = False
 
     @classmethod
     def build(cls, entries: Entries, seed: int, folder: Path, engine: Engine) -> "Exact":  # noqa: ARG003
@@ -78,6 +81,8 @@ class Exact:
 
 class Scann:
     """The paper's library: a tree of leaves, codes within them, re-ranked. It takes nothing in once it is built."""
+
+    on_disk = False
 
     def __init__(self, searcher, ids: Int[np.ndarray, "n"], leaves: int):
         self._searcher, self._ids = searcher, ids

@@ -7,6 +7,7 @@ Keys are compared in the space of their principal axes, with a byte for each dim
 right order.
 """
 
+from math import ceil
 from pathlib import Path
 
 import faiss
@@ -28,13 +29,19 @@ TRAINED = "trained"
 _AT_ONCE = 1 << 14
 _NEIGHBOURS = 4
 """Of the usual query: by them, partitions get their size."""
+_GROUPS, _AROUND = 16, 4
+"""Groups among whose partitions the nearest of a query are looked for: at least so many, and so many times as many as
+those partitions would fill."""
 _POINTS = 1 << 16
 """Sampled keys by which codes get their range."""
 
 
 class Faiss:
+    on_disk = False
+
     def __init__(self, index: faiss.IndexIVF, partitions: Partitions):
         self._index, self._partitions = index, partitions
+        self._centres = faiss.downcast_index(index.quantizer)
         self.most_effort = index.nlist
 
     @property
@@ -44,6 +51,8 @@ class Faiss:
     @effort.setter
     def effort(self, partitions: int) -> None:
         self._index.nprobe = partitions
+        share = _AROUND * partitions / self.most_effort
+        self._centres.nprobe = min(self._centres.nlist, max(_GROUPS, ceil(share * self._centres.nlist)))
 
     @classmethod
     def build(cls, entries: Vectors, seed: int, folder: Path, engine: Engine) -> "Faiss":
@@ -80,6 +89,19 @@ def empty_index(quantizer: faiss.Index, width: int) -> faiss.IndexIVFScalarQuant
     return faiss.IndexIVFScalarQuantizer(quantizer, width, quantizer.ntotal, kind, metric)
 
 
+def _centres_of(partitions: Partitions) -> faiss.IndexIVFFlat:
+    """An index of the centres themselves, by groups: a query is not compared with all of them."""
+    groups = faiss.IndexFlatL2(partitions.space.width)
+    groups.add(partitions.groups)
+    centres = faiss.IndexIVFFlat(groups, partitions.space.width, len(partitions.groups))
+    centres.train(partitions.centres)
+    add_preassigned(centres, partitions.centres, partitions.group_of_each)
+    centres.make_direct_map()
+    centres.own_fields = True
+    groups.this.disown()
+    return centres
+
+
 def learn(entries: Vectors, seed: int, folder: Path, engine: Engine) -> Partitions:
     """The partitions; in `folder` they are left, and beside them an index with nothing in it yet."""
     path, trained = folder / PARTITIONS, folder / TRAINED
@@ -89,9 +111,7 @@ def learn(entries: Vectors, seed: int, folder: Path, engine: Engine) -> Partitio
             partition(entries, count, seed, lambda width: most // (4 * width), in_parallel).save(path)
     partitions = Partitions.load(path)
     if not trained.exists():
-        centres = faiss.IndexFlatL2(partitions.space.width)
-        centres.add(partitions.centres)
-        index = empty_index(centres, partitions.space.width)
+        index = empty_index(_centres_of(partitions), partitions.space.width)
         index.train(sample(entries, _POINTS, [seed, 2], partitions.space.project))
         unfinished = trained.with_name(trained.name + TEMPORARY)
         faiss.write_index(index, str(unfinished))

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from mmap import MADV_RANDOM, MADV_WILLNEED, PAGESIZE
 from pathlib import Path
 
 import faiss
@@ -32,15 +33,15 @@ from spalm.neighbours.vectors import Vectors
 LISTS = "lists"
 _PART, _MOST_PARTS = 1 << 18, 256
 """Keys of a part, unless that makes too many parts: all of them are open when they are put together."""
-_READERS = 8
-"""Threads that read lists ahead of the search."""
 
 
 class OnDisk(Faiss):
+    on_disk = True
+
     def __init__(self, index: faiss.IndexIVF, partitions: Partitions, folder: Path):
         super().__init__(index, partitions)
         self._folder = folder
-        faiss.downcast_InvertedLists(index.invlists).prefetch_nthread = _READERS
+        self._mapped = _Mapped(index.invlists)
         self._added = empty_index(index.quantizer, index.d)
         """What was remembered since, in RAM: the lists on disk never change."""
         self._added.sq, self._added.is_trained = index.sq, True
@@ -69,11 +70,16 @@ class OnDisk(Faiss):
         self._added.remove_ids(np.ascontiguousarray(ids, np.int64))
 
     def candidates(self, queries: Float[np.ndarray, "n width"], count: int) -> Int[np.ndarray, "n some"]:
-        found = super().candidates(queries, count)
-        if not self._added.ntotal:
-            return found
+        vectors = self._projected(queries)
+        distances, lists = self._centres.search(vectors, self.effort)
+        self._mapped.fetch(np.unique(lists[lists >= 0]))
         self._added.nprobe = self.effort
-        return np.concatenate([found, self._added.search(self._projected(queries), count)[1]], 1)
+        found = [
+            index.search_preassigned(vectors, count, lists, distances)[1]
+            for index in (self._index, self._added)
+            if index.ntotal
+        ]
+        return np.concatenate(found, 1)
 
     def save(self, folder: Path) -> None:
         """Moves the lists there from where they were made."""
@@ -92,6 +98,28 @@ class OnDisk(Faiss):
         if (folder / LISTS).stat().st_size != faiss.downcast_InvertedLists(index.invlists).totsize:
             raise ValueError(f"{folder / LISTS} is not as long as it was")  # to read beyond its end would be a crash
         return cls(index, Partitions.load(folder / PARTITIONS), folder)
+
+
+class _Mapped:
+    """Lists in a mapped file. Left to itself, the system reads megabytes around each page that is touched."""
+
+    def __init__(self, lists: faiss.InvertedLists):
+        self._lists = faiss.downcast_InvertedLists(lists)
+        self._lists.prefetch_nthread = 0
+        self._advise = ctypes.CDLL(None, use_errno=True).madvise
+        self._tell(0, self._lists.totsize, MADV_RANDOM)
+
+    def _tell(self, first: int, last: int, advice: int) -> None:
+        """Of bytes of the file. Advice that is not taken does no harm."""
+        base = int(self._lists.ptr)
+        begin = (base + first) // PAGESIZE * PAGESIZE
+        self._advise(ctypes.c_void_p(begin), ctypes.c_size_t(base + last - begin), advice)
+
+    def fetch(self, numbers: Int[np.ndarray, "n"]) -> None:
+        """Has the system read these lists, all of them at once."""
+        for number in numbers.tolist():
+            held = self._lists.lists.at(number)
+            self._tell(held.offset, held.offset + held.capacity * (self._lists.code_size + 8), MADV_WILLNEED)
 
 
 @dataclass(frozen=True)

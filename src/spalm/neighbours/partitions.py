@@ -75,6 +75,10 @@ class Partitions:
     def __len__(self) -> int:
         return len(self.centres)
 
+    @property
+    def group_of_each(self) -> Int[np.ndarray, "partitions"]:
+        return np.repeat(np.arange(len(self.groups)), np.diff(self.bounds))
+
     def assign(self, vectors: Float[np.ndarray, "n width"]) -> Int[np.ndarray, "n"]:
         """The nearest partition of each vector, looked for in the BEAM nearest groups."""
         beam = min(BEAM, len(self.groups))

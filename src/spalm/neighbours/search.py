@@ -84,6 +84,8 @@ class Searcher:
             proposed = self.index.candidates(queries[asking], wanted)
             usable = proposed if below is None else np.where(proposed < below, proposed, NOTHING)
             every = np.concatenate([usable, recent[asking]], 1)
+            if self.index.on_disk:
+                self._fetch(every, entries)
             ids[asking], distances[asking] = _rank(queries[asking], every, count, entries, askers[asking])
             # A query that came away with too little, though as much as asked for was proposed, met mostly dead entries
             # or such that it must not find: it asks again.
@@ -91,6 +93,10 @@ class Searcher:
             if not short.any() or proposed.shape[1] < wanted or wanted >= _MOST:
                 return ids, distances
             asking, wanted = asking[short], 2 * wanted
+
+    def _fetch(self, proposed: Int[np.ndarray, "n some"], entries: Entries) -> None:
+        rows = entries.rows(np.unique(proposed))
+        entries.fetch(rows[rows >= 0])
 
     def _recent(self, queries, count: int, entries: Entries, askers: Askers, last: int) -> Int[np.ndarray, "n count"]:
         """The nearest of the entries before row `last` that the index does not have."""

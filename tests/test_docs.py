@@ -1,0 +1,64 @@
+"""The examples of docs/scale.md, run as they stand."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from stubs import StubEncoder, new_memory, random_texts, stream
+
+from spalm.memory import remember, source_of_text
+from spalm.neighbours import Searcher, nearest
+from spalm.neighbours.workers import in_turn
+
+SCALE = Path(__file__).parents[1] / "docs" / "scale.md"
+
+
+def examples() -> list[str]:
+    """Those of the vector database: the class, and its use."""
+    blocks = re.findall(r"```python\n(.*?)```", SCALE.read_text(encoding="utf-8"), re.DOTALL)
+    return [block for block in blocks if "Qdrant" in block]
+
+
+@pytest.fixture
+def database(monkeypatch):
+    """Qdrant as its own client runs it inside a process: the names of the first example, the address replaced."""
+    library = pytest.importorskip("qdrant_client")
+    shared = library.QdrantClient(":memory:")
+    monkeypatch.setattr(library, "QdrantClient", lambda _: shared)
+    names: dict = {}
+    exec(examples()[0], names)
+    return names
+
+
+def test_a_vector_database_proposes_and_the_memory_decides(database, tmp_path):
+    encoder = StubEncoder()
+    memory = new_memory(tmp_path, encoder)
+    for number in range(2):
+        text = stream(random_texts(np.random.default_rng(number), 40, f"batch-{number}"))
+        remember(memory, encoder, text, source_of_text(text))
+        if not number:
+            index = database["Qdrant"](database["QdrantClient"]("anywhere"), "test", memory.width)
+            searcher = Searcher(memory, index, upto=0)
+            assert searcher.catch_up()
+            known = searcher.upto
+    memory.forget(["batch-0-3", "batch-1-5"])
+
+    def agrees(searcher: Searcher) -> bool:
+        entries = memory.entries()
+        queries = entries.keys(0, 40).astype(np.float32) + 0.01
+        _, distances = searcher.search(queries, 5)
+        return np.allclose(distances, nearest(queries, entries, 5, in_turn)[1], atol=1e-3)
+
+    assert agrees(searcher)  # the second batch is searched beside the database
+    assert searcher.catch_up()
+    assert agrees(searcher)
+    assert index.client.count("test").count == len(memory.entries())
+    assert agrees(Searcher(memory, index, known))
+
+
+def test_a_model_writes_by_it(database, attached_folder, capsys):
+    exec(examples()[1].replace("runs/attached", str(attached_folder)), database)
+    said = capsys.readouterr().out
+    assert "token" in said or "decided nothing" in said
+    assert database["searcher"].searched > 0
