@@ -52,31 +52,34 @@ def reading(rounds: int) -> dict:
 
 
 class Watched:
-    """Counts what joins read while it is entered."""
+    """Counts what the blocks of joins read while it is entered; what tuning reads is not counted."""
 
     def __enter__(self) -> "Watched":
         self.scanned = self.whole = self.fresh = 0
-        self._block, self._lock = threading.local(), threading.Lock()
+        self._seen, self._lock = threading.local(), threading.Lock()
         self._originals = Ordered.scan, Ordered.squared_distances, Join.block
         scan, distances, block = self._originals
 
         def watched_scan(ordered, rows):
-            if isinstance(rows, slice):
+            seen = getattr(self._seen, "places", None)
+            if isinstance(rows, slice) and seen is not None:
                 with self._lock:
                     self.scanned += rows.stop - rows.start
-                    if rows.start not in self._block.seen:
-                        self._block.seen.add(rows.start)
-                        self.fresh += rows.stop - rows.start
+                    self.fresh += 0 if rows.start in seen else rows.stop - rows.start
+                seen.add(rows.start)
             return scan(ordered, rows)
 
         def watched_distances(ordered, vectors, rows):
-            with self._lock:
-                self.whole += int((rows >= 0).sum())
+            if getattr(self._seen, "places", None) is not None:
+                with self._lock:
+                    self.whole += int((rows >= 0).sum())
             return distances(ordered, vectors, rows)
 
         def watched_block(join, first, last):
-            self._block.seen = set()
-            return block(join, first, last)
+            self._seen.places = set()
+            found = block(join, first, last)
+            self._seen.places = None
+            return found
 
         Ordered.scan, Ordered.squared_distances, Join.block = watched_scan, watched_distances, watched_block
         return self
@@ -87,18 +90,10 @@ class Watched:
 
 def join(vectors: First, work: Path) -> dict:
     shutil.rmtree(work, ignore_errors=True)
+    (work / "table").mkdir(parents=True)
     bulk = Bulk(vectors, NeighbourSettings(count=K), work / "table", work / "work", Budget.of(8 << 30, LOCAL))
-    (work / "table").mkdir()
     bulk.prepare()
-    tuned = bulk._work_through
-
     with Watched() as watched:
-        # Tuning reads too, on its sample; only the blocks are counted.
-        def counted(*about) -> None:
-            watched.scanned = watched.whole = watched.fresh = 0
-            tuned(*about)
-
-        bulk._work_through = counted
         bulk.answer("train", len(vectors), K, first_id=0)
     shutil.rmtree(work)
     count = len(vectors)

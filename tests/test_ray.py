@@ -1,10 +1,12 @@
 """Keys and neighbours on a real cluster of two nodes: the bytes of the local engine, whatever happens to workers."""
 
+import json
 import os
 import shutil
 import signal
 import socket
 import sqlite3
+import subprocess
 import sys
 import time
 from contextlib import closing
@@ -20,7 +22,7 @@ from spalm.memory import Encoder, Memory, MemorySettings, open_memory, remember,
 from spalm.memory.remember import _Writing
 from spalm.neighbours import Budget, NeighbourSettings, bulk, find_neighbours, make_searcher, on_disk
 from spalm.neighbours.answering import Answering
-from test_cli import refused, spalm
+from test_cli import SMALL, refused, spalm
 
 pytest.importorskip("ray")
 
@@ -246,6 +248,19 @@ def test_the_command_on_a_cluster(cluster, text_folder, tmp_path):
     assert "INFO" not in said
     assert contents(Memory(tmp_path / "here" / "memory")) == contents(Memory(tmp_path / "there" / "memory"))
     assert table_bytes(tmp_path / "there" / "neighbours") == table_bytes(tmp_path / "here" / "neighbours")
+
+
+def test_ranks_train_and_the_cluster_searches(cluster, text_folder, tmp_path):
+    """A whole run under torchrun: of its ranks, the first alone asks the cluster."""
+    (tmp_path / "small.yaml").write_text(SMALL.replace("PATH", str(text_folder)))
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "spalm"]
+    run = ["run", tmp_path / "small.yaml", "--out", tmp_path / "run", "--device", "cpu", "--ram", "1G"]
+    command = [*torchrun, *run, "--engine", "ray", "--address", cluster.address]
+    found = subprocess.run([*map(str, command)], capture_output=True, text=True, env={**os.environ, "RAY_ADDRESS": ""})
+    assert found.returncode == 0, found.stderr
+    assert "on 2 core(s) of 2 machines" in found.stderr
+    rows = json.loads((tmp_path / "run" / "results.json").read_text())
+    assert {"transformer", "transformer-xl", "knn-lm", "spalm"} <= {row["model"] for row in rows}
 
 
 def test_a_pretrained_model_remembers_on_a_cluster(cluster, attached_folder, tmp_path):

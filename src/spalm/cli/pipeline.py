@@ -211,9 +211,11 @@ def run(
 ) -> None:
     """Carry out a whole recipe: corpus, models, evaluation, table. Finished stages are skipped, killed ones resume."""
     chosen, size = _recipe(recipe, settings, bf16), _bytes(ram)
-    with ranks_of_torchrun() as ranks, open_engine(engine if ranks.first else "local", address, threads) as opened:
+    with ranks_of_torchrun() as ranks:
         hardware = Hardware(device, threads, compile, fsdp, ranks)
-        Run(chosen, place(out, engine), hardware, tensorboard, restart, size, opened).everything(Console())
+        wanted = (engine, address) if ranks.first else ("local", None)  # the others only train
+        with open_engine(*wanted, threads) as opened:
+            Run(chosen, place(out, engine), hardware, tensorboard, restart, size, opened).everything(Console())
 
 
 def _recipe(name: str, settings: list[str] | None, bf16: bool = False) -> Recipe:

@@ -29,7 +29,7 @@ TRAINED = "trained"
 _AT_ONCE = 1 << 14
 _NEIGHBOURS = 4
 """Of the usual query: by them, partitions get their size."""
-_GROUPS, _AROUND = 16, 4
+GROUPS, _AROUND = 16, 4
 """Groups among whose partitions the nearest of a query are looked for: at least so many, and so many times as many as
 those partitions would fill."""
 _POINTS = 1 << 16
@@ -52,7 +52,7 @@ class Faiss:
     def effort(self, partitions: int) -> None:
         self._index.nprobe = partitions
         share = _AROUND * partitions / self.most_effort
-        self._centres.nprobe = min(self._centres.nlist, max(_GROUPS, ceil(share * self._centres.nlist)))
+        self._centres.nprobe = min(self._centres.nlist, max(GROUPS, ceil(share * self._centres.nlist)))
 
     @classmethod
     def build(cls, entries: Vectors, seed: int, folder: Path, engine: Engine) -> "Faiss":
