@@ -107,18 +107,21 @@ class RayEngine:
             for node in self._nodes():
                 there = strategy(node["NodeID"], soft=False)
                 look = self._ray.remote(_seen).options(num_cpus=0, scheduling_strategy=there)
-                asked.append((node["NodeManagerAddress"], look.remote(str(path))))
+                asked.append((node, look.remote(str(path))))
             for node, reference in asked:
+                machine = node["NodeManagerAddress"]
                 try:
                     seen = self._ray.get(reference, timeout=_PROBE_SECONDS)
                 except Exception as error:
+                    if node["NodeID"] not in {each["NodeID"] for each in self._nodes()}:
+                        continue  # it has left in the meantime
                     reason = _first_line(getattr(error, "cause", None) or error)
                     raise InputError(
-                        f"the machine {node} cannot work for spalm ({reason}); install the same spalm there"
+                        f"the machine {machine} cannot work for spalm ({reason}); install the same spalm there"
                     ) from None
                 if seen != token:
                     raise InputError(
-                        f"{folder} is not shared: the machine {node} does not see what is written there; choose an "
+                        f"{folder} is not shared: the machine {machine} does not see what is written there; choose an "
                         "--out on storage that all machines mount under the same path"
                     )
         finally:
@@ -144,6 +147,7 @@ def _seen(path: str) -> str | None:
 
 def _library() -> Any:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # of parts that nobody waits for when another has failed
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     try:
         import ray

@@ -22,6 +22,10 @@ class Hardware:
     fsdp: bool = False
     ranks: Ranks = ALONE
 
+    def __reduce__(self) -> tuple:
+        """To another process it goes without the ranks, of which that is none."""
+        return Hardware, (self.device, self.threads, self.compile)
+
     def prepare(self, together: bool = False) -> torch.device:
         """The device to use, with threads and allocator set for it; `together`: by all ranks at the same time."""
         if self.fsdp and not self.ranks.many:

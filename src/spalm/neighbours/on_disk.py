@@ -85,6 +85,7 @@ class OnDisk(Faiss):
         """Moves the lists there from where they were made."""
         (self._folder / LISTS).replace(folder / LISTS)
         self._folder = folder
+        self._mapped.call(LISTS)  # a file beside the index, wherever that is
         super().save(folder)
         for name in (FILE, LISTS):
             with (folder / name).open("rb") as file:
@@ -108,6 +109,10 @@ class _Mapped:
         self._lists.prefetch_nthread = 0
         self._advise = ctypes.CDLL(None, use_errno=True).madvise
         self._tell(0, self._lists.totsize, MADV_RANDOM)
+
+    def call(self, name: str) -> None:
+        """What the index will look for when it is read."""
+        self._lists.filename = name
 
     def _tell(self, first: int, last: int, advice: int) -> None:
         """Of bytes of the file. Advice that is not taken does no harm."""

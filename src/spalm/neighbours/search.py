@@ -117,7 +117,8 @@ class Searcher:
             if not self.index.add(entries.labels(start, stop), entries.keys(start, stop)):
                 return False
         self.upto = max(self.upto, int(entries.ids(np.array(end - 1))) + 1 if end else 0)
-        self.index.delete(entries.gaps(self.upto))
+        if len(gaps := entries.gaps(self.upto)):
+            self.index.delete(gaps)
         return True
 
 
