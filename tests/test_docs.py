@@ -1,4 +1,4 @@
-"""The examples of docs/scale.md, run as they stand."""
+"""docs/scale.md: its examples, run as they stand, and its figures."""
 
 import re
 from pathlib import Path
@@ -10,6 +10,9 @@ from stubs import StubEncoder, new_memory, random_texts, stream
 from spalm.memory import remember, source_of_text
 from spalm.neighbours import Searcher, nearest
 from spalm.neighbours.workers import in_turn
+from spalm.recipe import read_recipe
+from spalm.study import Cluster, parse_count, plan
+from spalm.study.planning import in_bytes, in_count
 
 SCALE = Path(__file__).parents[1] / "docs" / "scale.md"
 
@@ -62,3 +65,16 @@ def test_a_model_writes_by_it(database, attached_folder, capsys):
     said = capsys.readouterr().out
     assert "token" in said or "decided nothing" in said
     assert database["searcher"].searched > 0
+
+
+@pytest.mark.parametrize(("recipe", "tokens"), [("wikitext103", "103M"), ("wmt19", "852M"), ("wmt19", "1T")])
+def test_the_costs_in_the_docs_are_what_is_computed(recipe, tokens):
+    cluster = Cluster(machines=16, cores=64, ram=256 << 30, storage=1 << 30)
+    planned = plan(read_recipe(recipe, []).memory_of(parse_count(tokens)), cluster)
+    said = SCALE.read_text(encoding="utf-8")
+    for stage in planned["stages"]:
+        sizes = " | ".join(in_bytes(stage[name]) for name in ("ram", "kept", "scratch", "read", "written"))
+        row = f"| {tokens} | {stage['name']} | {stage['core_hours']:,.1f} | {stage['hours']:,.2f} | {sizes} |"
+        assert row in said
+    for limit in planned["limits"]:
+        assert f"| {in_count(limit['tokens'])} tokens | {limit['what']} | {limit['remedy']} |" in said
