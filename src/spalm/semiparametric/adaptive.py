@@ -75,8 +75,18 @@ class Said:
             log_probabilities.gather(-1, retrieved.tokens).clamp_min(_LEAST),
         )
 
+    @classmethod
+    def room(cls, hidden: Float[Tensor, "n width"], retrieved: Retrieved) -> "Said":
+        """Of all positions, to be filled: the hidden states are known, the rest is not."""
+        return cls(hidden, torch.empty(len(hidden)), torch.empty(len(hidden)), torch.empty(retrieved.tokens.shape))
+
     def __getitem__(self, which) -> "Said":
         return Said(self.hidden[which], self.entropy[which], self.highest[which], self.of_retrieved[which])
+
+    def __setitem__(self, which, said: "Said") -> None:
+        """But for the hidden states."""
+        self.entropy[which], self.highest[which] = said.entropy, said.highest
+        self.of_retrieved[which] = said.of_retrieved
 
 
 class AdaptiveMixture(nn.Module):

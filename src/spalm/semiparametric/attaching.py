@@ -250,17 +250,16 @@ def lesson_of(base: Base, hidden: Tensor, retrieved: Retrieved, targets: Tensor)
 
 def lessons_of(base: Base, hidden: Tensor, several: list[Retrieved], targets: Tensor) -> list[Lesson]:
     """The same for several lists of what was retrieved for these positions."""
-    said: list[list[Said]] = [[] for _ in several]
-    log_base = []
+    # Room is made beforehand. What is kept of each round would lie where its large tensors had been, and those of the
+    # next would not fit there: gigabytes were lost so.
+    said, log_base = [Said.room(hidden, retrieved) for retrieved in several], torch.empty(len(hidden))
     with bar("predict", len(hidden)) as shown:
         for rows, log_probabilities in _said(base, hidden):
-            for parts, retrieved in zip(said, several):
-                parts.append(Said.of(hidden[rows], log_probabilities, retrieved[rows]))
-            log_base.append(log_probabilities.gather(-1, targets[rows, None])[:, 0])
+            for whole, retrieved in zip(said, several):
+                whole[rows] = Said.of(hidden[rows], log_probabilities, retrieved[rows])
+            log_base[rows] = log_probabilities.gather(-1, targets[rows, None])[:, 0]
             shown.advance(len(rows))
-    names = Said.__dataclass_fields__
-    whole = [Said(*(torch.cat([getattr(part, name) for part in parts]) for name in names)) for parts in said]
-    return [Lesson(each, retrieved, torch.cat(log_base), targets) for each, retrieved in zip(whole, several)]
+    return [Lesson(whole, retrieved, log_base, targets) for whole, retrieved in zip(said, several)]
 
 
 def _said(base: Base, hidden: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
