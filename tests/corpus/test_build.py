@@ -9,7 +9,7 @@ import time
 import numpy as np
 import pytest
 
-from conftest import word_corpus
+from small_texts import word_corpus
 from spalm.corpus import Corpus, CorpusSettings, Streams, build_corpus
 from spalm.corpus.tokens import token_dtype
 from spalm.errors import InputError

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.distributed import HashStore
 
-from conftest import sentences
+from small_texts import sentences
 from spalm.errors import InputError
 from spalm.learning import Hardware, Ranks, replica
 from spalm.recipe import Run, read_recipe

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 import uvicorn
 from fastapi import FastAPI
+from starlette.testclient import TestClient
 
 from spalm.learning import Hardware
 from spalm.memory import Encoder
@@ -64,6 +65,10 @@ def server_of(attached: Attached, change: Callable[[Live], Live] = lambda live: 
     """As `open_server` makes it, with a model that is changed for a test."""
     live = change(live_attached(attached))
     return make_server(live, explorer_of(attached), "adaptive", ChatTemplate(attached.directory), **more)
+
+
+def client_of(app) -> TestClient:
+    return TestClient(app, base_url="http://127.0.0.1", raise_server_exceptions=False)
 
 
 class Held:

@@ -1,4 +1,4 @@
-"""Models with a memory as models of transformers, and of what evaluates those."""
+"""Models with a memory as models of transformers: what they say, and what is generated with them."""
 
 import json
 import os
@@ -10,14 +10,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from model_folders import TEXTS, rewrite
 from torch.testing import assert_close
 
 from facts import write_documents
-from spalm.artifact import only_writer
 from spalm.corpus.tokeniser import SubWords
 from spalm.errors import InputError
 from spalm.learning import Hardware
-from spalm.memory import Memory
 from spalm.semiparametric.attached import Attached
 from spalm.semiparametric.attaching import AttachSettings, attach
 from spalm.serving.live import OWN_MODELS, Heard, open_live
@@ -27,34 +26,6 @@ pytest.importorskip("transformers")
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, pipeline
 
 from spalm.serving.hugging_face import Followers, SpalmConfig, SpalmForCausalLM
-
-TEXTS = ["ka1 lo3 mi4 .\nka2", "nu7", "lo3 mi11 ka5 .\n"]
-
-
-@pytest.fixture(scope="module")
-def model(attached_folder) -> SpalmForCausalLM:
-    return AutoModelForCausalLM.from_pretrained(attached_folder)
-
-
-@pytest.fixture(scope="module")
-def tokenizer(attached_folder):
-    return AutoTokenizer.from_pretrained(attached_folder, padding_side="left", pad_token="<|end|>")
-
-
-@pytest.fixture(scope="module")
-def own_model(finished) -> SpalmForCausalLM:
-    return AutoModelForCausalLM.from_pretrained(finished.directory)
-
-
-@pytest.fixture(scope="module")
-def own_tokenizer(finished):
-    return AutoTokenizer.from_pretrained(finished.directory)
-
-
-@pytest.fixture(params=["attached", "own"])
-def both(request):
-    names = ("model", "tokenizer") if request.param == "attached" else ("own_model", "own_tokenizer")
-    return tuple(map(request.getfixturevalue, names))
 
 
 def plain_of(attached_folder: Path):
@@ -251,160 +222,6 @@ def test_any_architecture_may_be_the_base(tiny, attached_folder, tmp_path, archi
     again = AutoModelForCausalLM.from_pretrained(tmp_path / "copy")
     assert_close(again(**batch).logits[there], with_memory)
     assert again.generate(**batch, **how).tolist() == found.tolist()
-
-
-def rewrite(path: Path, **changes) -> None:
-    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
-
-
-def test_a_copy_opens_elsewhere_when_the_original_is_gone(both, tmp_path):
-    model, tokenizer = both
-    ids = tokenizer(TEXTS[0], return_tensors="pt")
-    source = moved_in(model.directory, tmp_path / "original")
-    original = AutoModelForCausalLM.from_pretrained(source)
-    (source / "half.tmp").write_text("half-made")
-    (source / "memory.previous").mkdir()
-    original.save_pretrained(tmp_path / "copy")
-    expected = original(**ids).logits
-    shutil.rmtree(tmp_path / "original")
-    shutil.move(tmp_path / "copy", tmp_path / "elsewhere")
-    found = AutoModelForCausalLM.from_pretrained(tmp_path / "elsewhere")
-    assert_close(found(**ids).logits, expected)
-    assert AutoTokenizer.from_pretrained(tmp_path / "elsewhere")(TEXTS[0]).input_ids == ids.input_ids[0].tolist()
-    assert not [path for path in (tmp_path / "elsewhere").rglob("*") if path.suffix in (".tmp", ".previous")]
-    assert [path.name for path in tmp_path.iterdir()] == ["elsewhere"]
-
-
-def test_a_base_within_the_folder_is_copied_with_it(model, tokenizer, tmp_path):
-    source = moved_in(model.directory, tmp_path / "original")
-    shutil.move(tmp_path / "original" / "base", source / "within")
-    rewrite(source / "attached.json", model=str(source / "within"))
-    AutoModelForCausalLM.from_pretrained(source).save_pretrained(tmp_path / "copy")
-    shutil.rmtree(tmp_path / "original")
-    ids = tokenizer(TEXTS[0], return_tensors="pt")
-    assert_close(AutoModelForCausalLM.from_pretrained(tmp_path / "copy")(**ids).logits, model(**ids).logits)
-
-
-def moved_in(folder: Path, to: Path) -> Path:
-    """A copy by hand, with the base model beside it, that may be taken away."""
-    copy = shutil.copytree(folder, to / folder.name)
-    if (copy / "attached.json").exists():
-        about = json.loads((copy / "attached.json").read_text())
-        shutil.copytree(folder / about["model"], to / "base")
-        rewrite(copy / "attached.json", model=str(to / "base"))
-    return copy
-
-
-def test_a_copy_over_an_older_one_mixes_nothing(model, tokenizer, tmp_path):
-    source = moved_in(model.directory, tmp_path / "original")
-    original = AutoModelForCausalLM.from_pretrained(source)
-    target = tmp_path / "copy"
-    target.mkdir()
-    (target / "notes.txt").write_text("mine")
-    original.save_pretrained(target)
-    memory = Memory(source / "memory")
-    memory.forget(["doc1.txt", "doc2.txt"])
-    memory.compact()
-    original.save_pretrained(target)
-    files = {path.name: path.read_bytes() for path in (source / "memory").rglob("*") if path.is_file()}
-    assert {path.name: path.read_bytes() for path in (target / "memory").rglob("*") if path.is_file()} == files
-    assert Memory(target / "memory").digest == memory.digest
-    ids = tokenizer(TEXTS[0], return_tensors="pt")
-    assert_close(AutoModelForCausalLM.from_pretrained(target)(**ids).logits, original(**ids).logits)
-    assert (target / "notes.txt").read_text() == "mine"
-
-
-def test_a_copy_onto_itself_or_into_itself_is_refused(both):
-    model, _ = both
-    before = sorted(model.directory.rglob("*"))
-    for folder in (model.directory, model.directory / "copy", model.directory.parent):
-        with pytest.raises(InputError, match="give a folder that is apart from it"):
-            model.save_pretrained(folder)
-    assert sorted(model.directory.rglob("*")) == before
-
-
-def test_a_copy_over_another_model_is_refused(model, own_model, tmp_path):
-    own_model.save_pretrained(tmp_path / "run")
-    (tmp_path / "file").write_text("mine")
-    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
-    for name in ("run", "file"):
-        with pytest.raises(InputError, match="is a file, or holds another model; give another folder"):
-            model.save_pretrained(tmp_path / name)
-    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
-
-
-def test_a_copy_is_refused_while_the_memory_is_written(model, tmp_path):
-    with only_writer(model.live.memory.directory), pytest.raises(InputError, match="is being written by another"):
-        model.save_pretrained(tmp_path / "copy")
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_copy_keeps_the_model_that_was_chosen(finished, tmp_path):
-    SpalmForCausalLM.from_pretrained(finished.directory, model="knn-lm").save_pretrained(tmp_path / "copy")
-    assert AutoModelForCausalLM.from_pretrained(tmp_path / "copy").live.name == "copy/knn-lm"
-
-
-@pytest.fixture
-def harness(both):
-    """lm-evaluation-harness around the model, as it wraps any."""
-    pytest.importorskip("lm_eval")
-    from lm_eval.models.huggingface import HFLM
-
-    model, tokenizer = both
-    return HFLM(pretrained=model, tokenizer=tokenizer, batch_size=2)
-
-
-def asked(kind: str, *arguments) -> list:
-    from lm_eval.api.instance import Instance
-
-    return [Instance(kind, {}, each, number) for number, each in enumerate(arguments)]
-
-
-def scored(model, ids: list[int], first: int) -> torch.Tensor:
-    """log p of the tokens from `first` on, one by one."""
-    said = model(torch.tensor([ids[:-1]])).logits[0]
-    return torch.stack([said[place - 1, ids[place]] for place in range(first, len(ids))])
-
-
-def test_the_harness_scores_continuations(both, harness):
-    model, tokenizer = both
-    pairs = [("ka1 lo3", " mi4 ."), ("nu7 ka2 mi4 .\nlo3", " ka2"), ("lo1", " lo1 lo1 lo1 .")]
-    found = harness.loglikelihood(asked("loglikelihood", *pairs))
-    for (context, continuation), (score, greedy) in zip(pairs, found):
-        ids, first = tokenizer(context + continuation).input_ids, len(tokenizer(context).input_ids)
-        expected = scored(model, ids, first)
-        best = model(torch.tensor([ids[:-1]])).logits[0, first - 1 :].argmax(-1).tolist()
-        assert score == pytest.approx(float(expected.sum()), abs=1e-3)
-        assert greedy == (best == ids[first:])
-
-
-def test_the_harness_scores_whole_texts(both, harness):
-    model, tokenizer = both
-    found = harness.loglikelihood_rolling(asked("loglikelihood_rolling", *((text,) for text in TEXTS)))
-    for text, score in zip(TEXTS, found):
-        ids = [harness.prefix_token_id, *tokenizer(text, add_special_tokens=False).input_ids]
-        assert score == pytest.approx(float(scored(model, ids, 1).sum()), abs=1e-3)
-
-
-def test_the_harness_generates(both, harness):
-    model, tokenizer = both
-    how = {"until": ["\n"], "max_gen_toks": 6, "do_sample": False}
-    found = harness.generate_until(asked("generate_until", *((text, how) for text in TEXTS)))
-    for text, said in zip(TEXTS, found):
-        ids = tokenizer(text, return_tensors="pt")
-        whole = model.generate(**ids, max_new_tokens=6, do_sample=False)[0, ids.input_ids.shape[1] :]
-        assert said == tokenizer.decode(whole, skip_special_tokens=True).split("\n")[0]
-
-
-def test_the_harness_opens_a_folder_itself(attached_folder):
-    pytest.importorskip("lm_eval")
-    from lm_eval.models.huggingface import HFLM
-
-    harness = HFLM(pretrained=str(attached_folder), device="cpu", batch_size=2)
-    assert type(harness.model) is SpalmForCausalLM
-    assert harness.max_length == 128
-    ((score, _),) = harness.loglikelihood(asked("loglikelihood", ("ka1", " lo3")))
-    assert score < 0
 
 
 @dataclass

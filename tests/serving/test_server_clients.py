@@ -4,24 +4,13 @@ import threading
 
 import pytest
 import torch
-from served import TEMPLATE, Held, copied, in_thread, open_attached, server_of, wait_until
+from served import Held, in_thread, server_of, wait_until
 
 from spalm.serving import Limits, Live
 from spalm.serving.generating import Reader, Sampling, generate
-from spalm.serving.live import live_attached
 
 PROMPT = "ka1 lo2 mi3 .\nka1 lo2"
 KEY = "a key"
-
-
-@pytest.fixture(scope="module")
-def attached(attached_folder, tmp_path_factory):
-    return open_attached(copied(attached_folder, tmp_path_factory.mktemp("clients") / "tiny", TEMPLATE))
-
-
-@pytest.fixture(scope="module")
-def live(attached) -> Live:
-    return live_attached(attached)
 
 
 @pytest.fixture(scope="module")

@@ -109,7 +109,7 @@ def test_another_memory_length_at_test(trained, corpus, tmp_path):
 
 def test_another_corpus_is_refused(trained, text_folder, tmp_path):
     (text_folder / "story-1.txt").write_text("something else entirely .\n" * 9)
-    from conftest import word_corpus
+    from small_texts import word_corpus
 
     other = word_corpus(text_folder, tmp_path / "other")
     with pytest.raises(InputError, match="trained on another corpus"):
