@@ -90,7 +90,7 @@ def main() -> None:
     measured: dict[str, list[dict[str, float]]] = {"local": [], "ray": []}
     began = time.perf_counter()
     with open_engine("local", threads=cores) as local, open_engine("ray", threads=cores) as ray:
-        list(ray.each(Idle(), parts(0, cores, 1), lambda _: None, cores, 1))
+        list(ray.each(Idle(), parts(0, cores, 1), lambda _: None, 1))
         start = time.perf_counter() - began
         made = set()
         for number in range(given.rounds):

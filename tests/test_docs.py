@@ -34,6 +34,12 @@ def database(monkeypatch):
     return names
 
 
+def test_nothing_is_left_to_be_filled_in():
+    root = SCALE.parents[1]
+    for path in [*root.glob("*.md"), *root.glob("docs/*.md"), *root.glob("results/*.md")]:
+        assert "@@" not in path.read_text(encoding="utf-8"), path
+
+
 def test_a_vector_database_proposes_and_the_memory_decides(database, tmp_path):
     encoder = StubEncoder()
     memory = new_memory(tmp_path, encoder)

@@ -10,12 +10,15 @@ import subprocess
 import sys
 import time
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from spalm.engine import LOCAL, LocalEngine, Part, parts
+from spalm.artifact import write_atomically
+from spalm.engine import LOCAL, LocalEngine, Part, on_ray, parts
 from spalm.errors import InputError
 from spalm.lm import NetworkSettings, Reading, Transformer
 from spalm.memory import Encoder, Memory, MemorySettings, open_memory, remember, source_of_split, store
@@ -47,9 +50,7 @@ def cluster():
 
 @pytest.fixture(scope="module")
 def engine(cluster):
-    from spalm.engine.on_ray import RayEngine
-
-    opened = RayEngine(cluster.address)
+    opened = on_ray.RayEngine(cluster.address)
     assert (opened.machines, opened.cores, opened.slots, opened.threads) == (2, 1, 2, 1)
     yield opened
     opened.close()
@@ -114,11 +115,17 @@ class Stopping:
 
 
 class DyingWriting(_Writing):
-    """Its process is killed in the middle of the third shard, the first time."""
+    """Its process is killed in the middle of the third shard, the first time: keys are there, tokens are not."""
 
     def __call__(self, part: Part, told):
-        die_once(self.memory.directory.parent / "killed-writing", part)
-        return super().__call__(part, told)
+        def dying(path: Path, *about) -> None:
+            if path.suffix == ".tokens":
+                die_once(self.memory.directory.parent / "killed-writing", part)
+            write_atomically(path, *about)
+
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(store, "write_atomically", dying)
+            return super().__call__(part, told)
 
 
 class DyingAnswering(Answering):
@@ -219,7 +226,64 @@ class Complaining:
 
 def test_what_a_part_complains_of_is_told_as_it_is(engine):
     with pytest.raises(InputError, match=r"^part \d is bad$"):
-        list(engine.each(Complaining(), parts(0, 3, 1), lambda _: None, 1, 1))
+        list(engine.each(Complaining(), parts(0, 3, 1), lambda _: None, 1))
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """A job whose first part waits for others to be done, and then some."""
+
+    folder: Path
+
+    def __call__(self, part: Part, told):  # noqa: ARG002
+        (self.folder / part.file).touch()
+        while not part.number and len(list(self.folder.iterdir())) < 10:
+            time.sleep(0.1)
+        time.sleep(0 if part.number else 1)
+
+
+def test_no_part_is_far_ahead_of_the_slowest(engine, tmp_path):
+    done = [part.number for part, _ in engine.each(Waiting(tmp_path), parts(0, 200, 1), lambda _: None, 1)]
+    assert sorted(done) == list(range(200))
+    assert 9 <= done.index(0) <= on_ray._LEAD * on_ray._AHEAD * engine.slots
+
+
+def test_a_part_for_which_no_machine_has_cores_is_told(engine, tmp_path, monkeypatch):
+    monkeypatch.setattr(on_ray, "_LOOK_SECONDS", 1)
+    with pytest.raises(InputError, match=r"no machine of the Ray cluster is left that has 2 core\(s\); run the same"):
+        list(engine.each(Waiting(tmp_path), parts(0, 3, 1), lambda _: None, 2))
+
+
+@pytest.mark.parametrize(
+    ("threads", "at_once", "reserved"), [(60, None, 60), (1, 64, 1), (1, 40, 2), (24, None, 24), (4, 8, 8)]
+)
+def test_a_part_reserves_what_it_computes_with(threads, at_once, reserved):
+    """On machines of 64 cores and fewer: no more than its threads, unless memory is only enough for some at a time."""
+    asked = []
+
+    class Ray:
+        put = staticmethod(lambda job: job)
+        wait = staticmethod(lambda waiting, **_: (waiting, []))
+
+        def remote(self, _):
+            task = SimpleNamespace(remote=lambda *_: object())
+            return SimpleNamespace(options=lambda **how: asked.append(how) or task)
+
+    engine = object.__new__(on_ray.RayEngine)
+    engine._ray, engine.cores, engine.slots = Ray(), 64, 124
+    engine._result = lambda _: None
+    assert len(list(engine.each(None, parts(0, 5, 1), lambda _: None, threads, at_once))) == 5
+    assert [how["num_cpus"] for how in asked] == [reserved]
+
+
+def test_a_model_that_only_this_machine_has_is_told(engine, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "config.json").write_text("{}")
+    engine.refuse_unless_seen(tmp_path / "config.json")
+    with pytest.raises(
+        InputError, match=r"^/proc/self/cwd is not shared: the machine [\d.]+ does not see what is there"
+    ):
+        engine.refuse_unless_seen(Path("/proc/self/cwd/config.json"))
 
 
 def test_storage_that_is_not_shared_is_told(corpus, engine, tmp_path, monkeypatch):
@@ -276,8 +340,6 @@ def test_a_pretrained_model_remembers_on_a_cluster(cluster, attached_folder, tmp
 
 
 def test_a_wrong_address_is_one_line_and_soon(tmp_path, monkeypatch):
-    from spalm.engine import on_ray
-
     with socket.socket() as deaf:
         deaf.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{deaf.getsockname()[1]}"

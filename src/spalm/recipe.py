@@ -139,9 +139,10 @@ class Recipe(Settings):
 
     def memory_of(self, tokens: float) -> Wanted:
         """A memory of so many tokens, as this recipe would make it."""
-        segment, width = self.training.segment_length, self.network.width
-        stride, width = self.memory.stride_in(segment), min(self.memory.key_width or width, width)
-        return Wanted(tokens, self.network, segment, stride, width, self.neighbours)
+        segment, width, carried = self.training.segment_length, self.network.width, self.memory.carried
+        stride = segment if carried else self.memory.stride_in(segment)
+        width = min(self.memory.key_width or width, width)
+        return Wanted(tokens, self.network, segment, stride, carried, width, self.neighbours)
 
     def test_memories(self, name: RowName) -> list[int]:
         """Lengths of the short-term memory to evaluate a model with."""
@@ -190,6 +191,7 @@ class Run:
 
     def __post_init__(self) -> None:
         ranks = self.hardware.ranks
+        self.hardware.refuse_unless_ranks()
         ranks.same(self.recipe.as_json(), "recipes", "start all with the same recipe and settings")
         ranks.share(self.recipe.training.batch_size)
         ranks.share_folder(self.directory)

@@ -11,8 +11,9 @@ from stubs import StubEncoder, new_memory, random_texts, stream
 from spalm.engine import LOCAL
 from spalm.errors import InputError
 from spalm.memory import remember, source_of_text
-from spalm.neighbours import NOTHING, ivf, make_searcher, on_disk, open_searcher
+from spalm.neighbours import NOTHING, ivf, make_searcher, nearest, on_disk, open_searcher
 from spalm.neighbours.on_disk import OnDisk
+from spalm.neighbours.workers import in_turn
 
 ENCODER = StubEncoder()
 COUNT = 3001
@@ -172,3 +173,29 @@ def test_of_a_single_entry_there_is_an_index_too(tmp_path):
     searcher, described = make_searcher(memory, "disk", tmp_path / "index", 0.95, 4, 1)
     assert described.recall is None
     assert searcher.search(memory.entries().keys(0, 1).astype(np.float32), 2)[0].tolist() == [[0, NOTHING]]
+
+
+def test_what_was_forgotten_does_not_crowd_out_what_is_alive(tmp_path):
+    """The lists on disk keep the dead, and what was added later proposes too few: neither ends the search too early."""
+    memory = new_memory(tmp_path / "memory", ENCODER)
+    add(memory, {"bad": [5] * 400, "good": list(range(20, 40)) * 5})
+    searcher, _ = make_searcher(memory, "disk", tmp_path / "index", 0.95, 4, 1)
+    searcher.index.effort = searcher.index.most_effort
+    query = memory.entries().keys(10, 11).astype(np.float32)
+    memory.forget(["bad"])
+    add(memory, {"new": [48, 49]})
+    searcher.catch_up()
+    entries = memory.entries()
+    _, true = nearest(query, entries, 3, in_turn)
+    np.testing.assert_allclose(searcher.search(query, 3)[1], true, rtol=1e-3)
+
+
+def test_what_the_library_cannot_write_is_one_line(memory, tmp_path, monkeypatch):
+    def fail(*_):
+        raise RuntimeError("Error in virtual size_t: lists.cpp:12\ncould not resize: No space left on device")
+
+    monkeypatch.setattr(faiss.OnDiskInvertedLists, "merge_from_multiple", fail)
+    with pytest.raises(OSError, match=r"the index could not be made \(could not resize: No space left on device\)"):
+        make_searcher(memory, "disk", tmp_path / "index", 0.95, 4, 1)
+    monkeypatch.undo()
+    make_searcher(memory, "disk", tmp_path / "index", 0.95, 4, 1)

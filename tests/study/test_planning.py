@@ -40,6 +40,12 @@ def test_the_time_of_the_join_is_what_it_announces(wanted, monkeypatch):
         assert planned.core_hours == pytest.approx(7 * announced.seconds / 3600)
 
 
+def test_carrying_a_memory_costs_more_for_a_token_and_reads_each_once(wanted):
+    carrying = read_recipe("wikitext103", ["memory.carried=512"]).memory_of(103e6)
+    assert (wanted.stride, carrying.stride) == (256, 512)
+    assert wanted.flops / 2 < carrying.flops < wanted.flops
+
+
 def test_more_machines_take_less_time_but_for_what_one_of_them_does(wanted):
     few, many = (stages(wanted, replace(CLUSTER, machines=count)) for count in (1, 10_000))
     for one, other in zip(few, many):
@@ -55,7 +61,7 @@ def test_limits_lie_where_they_are_said_to(wanted):
     assert below / CLUSTER.storage < 86400 < above / CLUSTER.storage
     # Twice the RAM holds more partitions, twice the storage moves more.
     larger = {limit.what: limit.tokens for limit in limits(wanted, replace(CLUSTER, ram=2 * CLUSTER.ram))}
-    assert sum(larger[limit.what] > 1.5 * limit.tokens for limit in found) == 2
+    assert sum(larger[limit.what] > 1.5 * limit.tokens for limit in found) == 3
 
 
 def test_a_query_of_a_larger_memory_reads_more_and_less_than_in_proportion(wanted):
@@ -100,6 +106,7 @@ def test_the_command(tmp_path):
         (["--tokens", "many"], "--tokens many: not a number of tokens; give something like 103M, 852M or 1T"),
         (["--tokens", "0"], "--tokens 0: not a number of tokens; give something like 103M, 852M or 1T"),
         (["--tokens", "1M", "--storage", "fast"], "--storage fast: not a size; give something like 4G or 800M"),
+        (["--tokens", "1M", "--storage", "0"], "--storage 0: not a size; give something like 4G or 800M"),
         (["--tokens", "1M", "memory.stride=4000"], "memory.stride = 4000: windows have 512 tokens; give at most that"),
     ],
 )

@@ -210,8 +210,8 @@ def run(
     restart: Restart = False,
 ) -> None:
     """Carry out a whole recipe: corpus, models, evaluation, table. Finished stages are skipped, killed ones resume."""
-    chosen, size = _recipe(recipe, settings, bf16), _bytes(ram)
     with ranks_of_torchrun() as ranks:
+        chosen, size = _recipe(recipe, settings, bf16), _bytes(ram)
         hardware = Hardware(device, threads, compile, fsdp, ranks)
         wanted = (engine, address) if ranks.first else ("local", None)  # the others only train
         with open_engine(*wanted, threads) as opened:

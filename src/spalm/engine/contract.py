@@ -25,10 +25,25 @@ class Part:
     def __len__(self) -> int:
         return self.last - self.first
 
+    @property
+    def file(self) -> str:
+        """The name of what is made of it, where that is a file."""
+        return f"{self.number:08d}"
+
 
 def parts(first: int, last: int, size: int) -> list[Part]:
     """[first, last) in parts of at most `size` rows."""
     return [Part(number, begin, min(begin + size, last)) for number, begin in enumerate(range(first, last, size))]
+
+
+def undone(everything: list[Part], folder: Path) -> list[Part]:
+    """The parts of which there is no file in `folder`.
+
+    It is listed, not asked for each of them: to a network's file system, a file that was asked for in vain may be
+    missing for a while after another machine has made it.
+    """
+    done = {path.name for path in folder.iterdir()}
+    return [part for part in everything if part.file not in done]
 
 
 class Job(Protocol):
@@ -50,17 +65,18 @@ class Engine(Protocol):
     """Whether what parts of a job open is opened for each of them, or shared by those of a machine."""
 
     def each(
-        self, job: Job, tasks: Iterable[Part], told: Told, at_once: int, threads: int
+        self, job: Job, tasks: Iterable[Part], told: Told, threads: int, at_once: int | None = None
     ) -> Iterator[tuple[Part, Any]]:
         """Does all parts and yields each with its result when it is done, in any order.
 
-        At most `at_once` of them at a time on one machine, each with so many threads.
+        Each with so many threads, at most `at_once` of them at a time on one machine; default: as many as have room.
         """
 
     def refuse_unless_shared(self, folder: Path) -> None:
         """Complains unless every machine sees what is written into `folder`."""
 
-    def close(self) -> None: ...
+    def refuse_unless_seen(self, file: Path) -> None:
+        """Complains unless every machine sees this file, of text, as it is here."""
 
 
 def in_order(done: Iterable[tuple[Part, Any]], next_number: int = 0) -> Iterator[tuple[Part, Any]]:

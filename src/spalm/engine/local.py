@@ -1,5 +1,6 @@
 """The engine that needs nothing: threads of this process, which share what a job has opened."""
 
+import os
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
@@ -27,9 +28,10 @@ class LocalEngine:
     cores = slots = threads
 
     def each(
-        self, job: Job, tasks: Iterable[Part], told: Told, at_once: int, threads: int
+        self, job: Job, tasks: Iterable[Part], told: Told, threads: int, at_once: int | None = None
     ) -> Iterator[tuple[Part, Any]]:
         """Parts that are not begun when one fails are not done."""
+        at_once = at_once or max(1, self.cores // threads)
         if at_once == 1:  # in this thread, so that it can be interrupted at once
             for part in tasks:
                 with computing_with(threads):
@@ -49,8 +51,8 @@ class LocalEngine:
     def refuse_unless_shared(self, folder: Path) -> None:
         """It is one machine."""
 
-    def close(self) -> None:
-        """There is nothing to let go."""
+    def refuse_unless_seen(self, file: Path) -> None:
+        """It is one machine."""
 
 
 LOCAL = LocalEngine()
@@ -68,6 +70,11 @@ def _do(job: Job, part: Part, told: Told) -> Any:
     if left:
         told(left)
     return result
+
+
+def cores_here() -> int:
+    """That this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def compute_with(threads: int) -> None:

@@ -9,23 +9,25 @@ import secrets
 import socket
 import subprocess
 import sys
+from collections import deque
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from spalm.console import say
 from spalm.engine.contract import Job, Part, Told
-from spalm.engine.local import compute_with
+from spalm.engine.local import compute_with, cores_here
 from spalm.errors import InputError
 
 _RETRIES = 8
 """How often a part is done again whose worker was lost."""
 _AHEAD = 2
 """Parts given to Ray for each one that can be at work."""
+_LEAD = 8
+"""How many times as many may be done before the slowest."""
+_LOOK_SECONDS = 30
+"""How often it is asked whether there are machines at all, while nothing is done."""
 _CONNECT_SECONDS, _ANSWER_SECONDS = 5, 30
 """How long an address is waited for: left to itself, Ray tries for a quarter of an hour."""
 _PROBE_SECONDS = 120
@@ -40,7 +42,7 @@ class RayEngine:
         self.given = threads
         _start(self._ray, address, threads)
         try:
-            sizes = [int(node["Resources"].get("CPU", 0)) for node in self._nodes()]
+            sizes = self._sizes()
             self.machines = sum(size > 0 for size in sizes)
             if not self.machines:
                 raise InputError(f"--address {address}: that Ray cluster has no cores to work with; add nodes to it")
@@ -57,33 +59,47 @@ class RayEngine:
     def _nodes(self) -> list[dict[str, Any]]:
         return [node for node in self._ray.nodes() if node["Alive"]]
 
+    def _sizes(self) -> list[int]:
+        """Cores of each machine."""
+        return [int(node["Resources"].get("CPU", 0)) for node in self._nodes()]
+
     def close(self) -> None:
         """Ends what was started for this command; a cluster that was joined is left as it is."""
         self._ray.shutdown()
 
     def each(
-        self, job: Job, tasks: Iterable[Part], told: Told, at_once: int, threads: int
+        self, job: Job, tasks: Iterable[Part], told: Told, threads: int, at_once: int | None = None
     ) -> Iterator[tuple[Part, Any]]:
-        cores = max(threads, -(-self.cores // at_once))
+        cores = threads if at_once is None else max(threads, -(-self.cores // at_once))
         gpus = getattr(job, "gpus", 0)
         run = self._ray.remote(_do).options(num_cpus=cores, num_gpus=gpus, max_retries=_RETRIES)
         common = self._ray.put(job)
         waiting: dict[Any, Part] = {}
-        left, most = iter(tasks), _AHEAD * max(1, self.slots // cores)
+        left, most = deque(tasks), _AHEAD * max(1, self.slots // cores)
         try:
-            while True:
-                for part in islice(left, most - len(waiting)):
+            while left or waiting:
+                while left and len(waiting) < most and _near(left[0], waiting.values(), _LEAD * most):
+                    part = left.popleft()
                     waiting[run.remote([common], part, threads)] = part
-                if not waiting:
-                    return
-                for done in self._ray.wait(list(waiting))[0]:
-                    part = waiting.pop(done)
-                    result = self._result(done)
+                done, _ = self._ray.wait(list(waiting), timeout=_LOOK_SECONDS)
+                if not done:
+                    self._refuse_unless_room(cores)
+                for reference in done:
+                    part = waiting.pop(reference)
+                    result = self._result(reference)
                     told(len(part))
                     yield part, result
         finally:
             for reference in waiting:
                 self._ray.cancel(reference, force=True)
+
+    def _refuse_unless_room(self, cores: int) -> None:
+        """Complains if the machines that are left are all too small: Ray would wait for others for ever."""
+        if max(self._sizes(), default=0) < cores:
+            raise InputError(
+                f"no machine of the Ray cluster is left that has {cores} core(s); run the same command again to go on, "
+                "with fewer --threads or more machines"
+            )
 
     def _result(self, reference: Any) -> Any:
         """What a task returned; what it raised, as if it had been raised here."""
@@ -99,33 +115,40 @@ class RayEngine:
             ) from None
 
     def refuse_unless_shared(self, folder: Path) -> None:
-        path, token = folder / f".shared-{secrets.token_hex(8)}", secrets.token_hex(16)
-        strategy = self._ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
-        path.write_text(token)
+        path = folder / f".shared-{secrets.token_hex(8)}"
+        path.write_text(secrets.token_hex(16))
         try:
-            asked = []
-            for node in self._nodes():
-                there = strategy(node["NodeID"], soft=False)
-                look = self._ray.remote(_seen).options(num_cpus=0, scheduling_strategy=there)
-                asked.append((node, look.remote(str(path))))
-            for node, reference in asked:
-                machine = node["NodeManagerAddress"]
-                try:
-                    seen = self._ray.get(reference, timeout=_PROBE_SECONDS)
-                except Exception as error:
-                    if node["NodeID"] not in {each["NodeID"] for each in self._nodes()}:
-                        continue  # it has left in the meantime
-                    reason = _first_line(getattr(error, "cause", None) or error)
-                    raise InputError(
-                        f"the machine {machine} cannot work for spalm ({reason}); install the same spalm there"
-                    ) from None
-                if seen != token:
-                    raise InputError(
-                        f"{folder} is not shared: the machine {machine} does not see what is written there; choose an "
-                        "--out on storage that all machines mount under the same path"
-                    )
+            self.refuse_unless_seen(path)
         finally:
             path.unlink(missing_ok=True)
+
+    def refuse_unless_seen(self, file: Path) -> None:
+        asked, strategy = [], self._ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
+        for node in self._nodes():
+            there = strategy(node["NodeID"], soft=False)
+            look = self._ray.remote(_seen).options(num_cpus=0, scheduling_strategy=there)
+            asked.append((node, look.remote(str(file))))
+        for node, reference in asked:
+            machine = node["NodeManagerAddress"]
+            try:
+                seen = self._ray.get(reference, timeout=_PROBE_SECONDS)
+            except Exception as error:
+                if node["NodeID"] not in {each["NodeID"] for each in self._nodes()}:
+                    continue  # it has left in the meantime
+                reason = _first_line(getattr(error, "cause", None) or error)
+                raise InputError(
+                    f"the machine {machine} cannot work for spalm ({reason}); install the same spalm there"
+                ) from None
+            if seen != file.read_text():
+                raise InputError(
+                    f"{file.parent} is not shared: the machine {machine} does not see what is there; put it on storage "
+                    "that all machines mount under the same path"
+                )
+
+
+def _near(part: Part, others: Iterable[Part], lead: int) -> bool:
+    """Whether it is not too far ahead of the slowest: where results count in order, a kill loses those in between."""
+    return all(part.number - other.number < lead for other in others)
 
 
 def _do(common: list[Any], part: Part, threads: int) -> Any:
@@ -160,15 +183,15 @@ def _library() -> Any:
 
 
 def _say(message: dict[str, Any], **_: Any) -> None:
-    say(f"ray: {' '.join(message['lines']).splitlines()[0][:200]}")
+    for line in " ".join(message["lines"]).splitlines()[:1]:
+        say(f"ray: {line[:200]}")
 
 
 def _start(ray: Any, address: str | None, threads: int | None) -> None:
     quiet = {"log_to_driver": False, "logging_level": "ERROR"}
     try:
         if address is None:
-            cores = threads or torch.get_num_threads()
-            ray.init(address="local", num_cpus=cores, include_dashboard=False, **quiet)
+            ray.init(address="local", num_cpus=threads or cores_here(), include_dashboard=False, **quiet)
         else:
             _refuse_unless_answered(address)
             ray.init(address=address, **quiet)

@@ -1,13 +1,13 @@
 """Where the arithmetic happens: device, threads, precision, and an allocator that does not get in the way."""
 
 import ctypes
-import os
 import sys
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
 
+from spalm.engine import cores_here
 from spalm.errors import InputError
 from spalm.learning.ranks import ALONE, Ranks
 
@@ -23,19 +23,27 @@ class Hardware:
     ranks: Ranks = ALONE
 
     def __reduce__(self) -> tuple:
-        """To another process it goes without the ranks, of which that is none."""
-        return Hardware, (self.device, self.threads, self.compile)
+        """To another process it goes without the ranks, of which that is none, and with the same kind of device."""
+        return Hardware, (self._device, self.threads, self.compile)
+
+    @property
+    def _device(self) -> str:
+        return best_device() if self.device == "auto" else self.device
+
+    def refuse_unless_ranks(self) -> None:
+        """Complains if a model is to be divided among nobody."""
+        if self.fsdp and not self.ranks.many:
+            raise InputError("--fsdp divides a model among ranks; start several with torchrun --nproc-per-node")
 
     def prepare(self, together: bool = False) -> torch.device:
         """The device to use, with threads and allocator set for it; `together`: by all ranks at the same time."""
-        if self.fsdp and not self.ranks.many:
-            raise InputError("--fsdp divides a model among ranks; start several with torchrun --nproc-per-node")
-        name = best_device() if self.device == "auto" else self.device
+        self.refuse_unless_ranks()
+        name = self._device
         if self.ranks.many:
             if name == "mps":
                 raise InputError("--device mps: ranks cannot exchange tensors from there; give --device cpu")
             name = f"cuda:{self.ranks.local_rank}" if name == "cuda" else name
-            torch.set_num_threads(max(1, _cores() // (self.ranks.local_count if together else 1)))
+            torch.set_num_threads(max(1, cores_here() // (self.ranks.local_count if together else 1)))
         try:
             device = torch.device(name)
             torch.empty(1, device=device)
@@ -55,10 +63,6 @@ class Hardware:
 def autocast(device: torch.device, bf16: bool) -> AbstractContextManager:
     """bfloat16 for the matrix products inside the network; probabilities stay in single precision."""
     return torch.autocast(device.type, torch.bfloat16) if bf16 else nullcontext()
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def best_device() -> str:

@@ -27,7 +27,11 @@ class Documents:
     names: list[str]
 
     def __len__(self) -> int:
-        return len(self.names)
+        return len(self.numbers)
+
+    def __reduce__(self) -> tuple:
+        """To workers it goes without the names, which may be gigabytes: they ask for numbers only."""
+        return Documents, (self.numbers, self.first_ids, self.entries, [])
 
     @cached_property
     def _ends(self) -> Int[np.ndarray, "documents"]:

@@ -110,9 +110,9 @@ def remember(
                 shown.advance(positions)
                 go_on()
 
-            shards, at_once = parts(done, len(stream), size), max(1, engine.cores // engine.threads)
+            shards = parts(done, len(stream), size)
             # In order: a run that goes on does so after the last.
-            for part, digests in in_order(engine.each(writing, shards, told, at_once, engine.threads)):
+            for part, digests in in_order(engine.each(writing, shards, told, engine.threads)):
                 _add_shard(memory, batch, first_id, writing.shard(part), part, digests)
                 shown.say(f"{part.last:,} entries of width {memory.width}")
         _publish(memory, batch, first_id, stream)

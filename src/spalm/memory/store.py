@@ -40,7 +40,7 @@ HALF_MADE = {"shards", PROJECTION, *(name + TEMPORARY for name in (IDENTITY, PRO
 HALF_MADE |= {"catalogue.sqlite", "catalogue.sqlite-journal", "catalogue.sha256", "catalogue.pending"}
 """What a kill can leave of a memory that was being made."""
 SHARD_BYTES = 64 << 20
-"""Size of a shard's keys: a kill while remembering loses no more than the making of one."""
+"""Size of a shard's keys: a kill while remembering loses the making of one, or of those that a cluster is at."""
 
 
 _SHARD_FILE = re.compile(rf"(\d{{8,}})\.(?:keys|tokens)((?:\.[0-9a-f]+)?{re.escape(TEMPORARY)})?")

@@ -75,12 +75,12 @@ class Answering(Travelling):
             np.ascontiguousarray(array, dtype).tobytes()
             for array, dtype in ((positions, "<i8"), (found.ids, "<i8"), (found.distances, "<f4"))
         )
-        write_atomically(self._file(part), content, f".{secrets.token_hex(4)}", sync=False)
+        write_atomically(self.folder / part.file, content, f".{secrets.token_hex(4)}", sync=False)
         return hashlib.sha256(content).hexdigest()
 
     def collect(self, part: Part, digest: str) -> tuple[Int[np.ndarray, "queries"], Found]:
         """The positions and neighbours of a block that was answered; its file is not needed any more."""
-        path, neighbours = self._file(part), self.plan.neighbours
+        path, neighbours = self.folder / part.file, self.plan.neighbours
         content = path.read_bytes()
         if hashlib.sha256(content).hexdigest() != digest:
             raise InputError(f"{path} is not what a worker wrote there; look at the storage, then run again")
@@ -90,6 +90,3 @@ class Answering(Travelling):
         distances = np.frombuffer(content, "<f4", count * neighbours, 8 * count * (1 + neighbours))
         path.unlink()
         return positions, Found(ids.reshape(count, -1), distances.reshape(count, -1))
-
-    def _file(self, part: Part) -> Path:
-        return self.folder / f"{part.number:08d}"

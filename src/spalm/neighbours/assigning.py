@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float, Int
 
 from spalm.artifact import write_atomically
-from spalm.engine import Engine, Part, Told, Travelling, parts
+from spalm.engine import Engine, Part, Told, Travelling, parts, undone
 from spalm.neighbours.partitions import Partitions
 from spalm.neighbours.vectors import Vectors
 from spalm.neighbours.workers import chunks
@@ -50,15 +50,15 @@ class Unordered(Travelling):
         """Makes the files that are not there yet; `told` hears of those that are, too."""
         self.folder.mkdir(exist_ok=True)
         everything = parts(0, len(self.vectors), PART)
-        left = [part for part in everything if not self._file(part).exists()]
+        left = undone(everything, self.folder)
         told(len(self.vectors) - sum(map(len, left)))
-        for _ in engine.each(self, left, told, at_once, 1):
+        for _ in engine.each(self, left, told, 1, at_once):
             pass
 
     def __call__(self, part: Part, told: Told) -> None:  # noqa: ARG002
         pieces = [self._assigned(*rows) for rows in chunks(part.first, part.last, _AT_ONCE)]
         content = b"".join(piece.tobytes() for column in zip(*pieces) for piece in column)
-        write_atomically(self._file(part), content, f".{secrets.token_hex(4)}", sync=False)
+        write_atomically(self.folder / part.file, content, f".{secrets.token_hex(4)}", sync=False)
 
     def _assigned(self, first: int, last: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         vectors = self.partitions.space.project(self.vectors.keys(first, last))
@@ -73,7 +73,7 @@ class Unordered(Travelling):
             columns = ("<i4", 0, 1), ("<f4", 4 * len(part), 1), ("<f2", 8 * len(part), self._scanned)
             for into, (dtype, offset, width) in zip(found, columns):
                 size = width * np.dtype(dtype).itemsize
-                read = np.fromfile(self._file(part), dtype, (end - begin) * width, offset=offset + begin * size)
+                read = np.fromfile(self.folder / part.file, dtype, (end - begin) * width, offset=offset + begin * size)
                 into.append(read.reshape(end - begin, *into[0].shape[1:]))
         return Assigned(*map(np.concatenate, found))
 
@@ -81,13 +81,10 @@ class Unordered(Travelling):
         """How many of the first `rows` belong to each partition."""
         count = np.zeros(len(self.partitions), np.int64)
         for part, begin, end in self._overlaps(0, rows):
-            member = np.fromfile(self._file(part), "<i4", end - begin, offset=4 * begin)
+            member = np.fromfile(self.folder / part.file, "<i4", end - begin, offset=4 * begin)
             count += np.bincount(member, minlength=len(self.partitions))
         return count
 
     def _overlaps(self, first: int, last: int) -> Iterator[tuple[Part, int, int]]:
         for part in parts(0, len(self.vectors), PART)[first // PART : -(-last // PART)]:
             yield part, max(first, part.first) - part.first, min(last, part.last) - part.first
-
-    def _file(self, part: Part) -> Path:
-        return self.folder / f"{part.number:08d}"

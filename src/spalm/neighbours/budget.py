@@ -29,9 +29,10 @@ GROWTH = 0.15
 def parse_size(text: str, option: str = "--ram") -> int:
     """Bytes from 4G, 512M, 1.5T."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([KMGT]?)i?B?", text.strip(), re.IGNORECASE)
-    if not found:
+    size = int(float(found[1]) * _UNITS[found[2].upper()]) if found else 0
+    if not size:
         raise InputError(f"{option} {text}: not a size; give something like 4G or 800M")
-    return int(float(found[1]) * _UNITS[found[2].upper()])
+    return size
 
 
 def ram_of_the_machine() -> int:

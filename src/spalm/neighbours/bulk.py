@@ -19,7 +19,7 @@ from spalm import artifact
 from spalm.artifact import TEMPORARY, write_json
 from spalm.console import bar, say
 from spalm.corpus import SPLITS, Corpus, TokenSplit
-from spalm.engine import LOCAL, Engine, Part
+from spalm.engine import LOCAL, Engine, Part, cores_here
 from spalm.errors import InputError
 from spalm.learning import give_back_freed_memory
 from spalm.memory import Encoder, Entries, Memory, source_of_split
@@ -149,6 +149,11 @@ class Bulk:
         """Workers of all machines."""
         return max(1, self.engine.slots * self.budget.workers // self.engine.cores)
 
+    @property
+    def _threads_here(self) -> int:
+        """For what is not the engine's to do."""
+        return min(self.budget.workers, cores_here())
+
     def announce(self, own: int, others: int = 0) -> None:
         """Says what `own` entries and `others` that ask are going to cost, and refuses what does not fit."""
         settings, width = self.settings, self.entries.width
@@ -165,7 +170,7 @@ class Bulk:
 
     def prepare(self) -> None:
         """Learns the partitions and puts the keys in their order."""
-        with workers(self.budget.workers) as in_parallel:
+        with workers(self._threads_here) as in_parallel:
             self.partitions = self._partitions(in_parallel)
             self._put_in_order(self.entries, "keys", in_parallel)
         give_back_freed_memory()
@@ -192,7 +197,7 @@ class Bulk:
         """The `count` neighbours of `positions` queries: vectors of their own, or entries from `first_id` on."""
         last_id = int(self.entries.labels(len(self.entries) - 1, len(self.entries))[0])
         exclusion = Exclusion(window=self.settings.window, document=self.settings.document)
-        with workers(self.budget.workers) as in_parallel:
+        with workers(self._threads_here) as in_parallel:
             if queries is not None:
                 self._put_in_order(queries, name, in_parallel)
             about = self.partitions, self.entries.width, first_id, positions
@@ -233,7 +238,7 @@ class Bulk:
         total = sum(map(len, blocks))
         with bar(f"neighbours of {name}", total, total - sum(map(len, left))) as shown:
             shown.say(f"{answering.plan.neighbours} each, reach {answering.plan.reach:.2f}")
-            for block, digest in self.engine.each(answering, left, shown.advance, self.budget.workers, 1):
+            for block, digest in self.engine.each(answering, left, shown.advance, 1, self.budget.workers):
                 table.write(*answering.collect(block, digest))
                 done.append(block.number)
                 write_json(path, {"done": sorted(done), "boot": boot()})

@@ -9,7 +9,7 @@ import numpy as np
 from spalm.artifact import write_atomically
 from spalm.console import bar
 from spalm.corpus import TokenSplit
-from spalm.engine import Engine, Part, Told, Travelling, parts
+from spalm.engine import Engine, Part, Told, Travelling, parts, undone
 from spalm.memory import Encoder, Memory
 from spalm.neighbours.kernels import NOTHING
 
@@ -35,7 +35,7 @@ class Encoded:
         while start < stop:
             number, row = divmod(start, self.size)
             rows = min(stop - start, self.size - row)
-            path, numbers = _file(self.folder, number), rows * self.width
+            path, numbers = self.folder / Part(number, 0, 0).file, rows * self.width
             found.append(np.fromfile(path, "<f2", numbers, offset=2 * self.width * row).reshape(rows, self.width))
             start += rows
         return np.concatenate(found)
@@ -53,10 +53,9 @@ def encode(encoder: Encoder, memory: Memory, text: TokenSplit, folder: Path, eng
     stride = encoder.reading.stride
     size = stride * max(1, _ENCODED // stride)
     everything = parts(0, len(text), size)
-    left = [part for part in everything if not _file(folder, part.number).exists()]
-    at_once = max(1, engine.cores // engine.threads)
+    left = undone(everything, folder)
     with bar(f"encode {text.split}", len(text), len(text) - sum(map(len, left))) as shown:
-        for _ in engine.each(_Encoding(encoder, memory, text, folder), left, shown.advance, at_once, engine.threads):
+        for _ in engine.each(_Encoding(encoder, memory, text, folder), left, shown.advance, engine.threads):
             pass
     return Encoded(folder, len(text), memory.width, size)
 
@@ -74,8 +73,4 @@ class _Encoding(Travelling):
 
     def __call__(self, part: Part, told: Told) -> None:
         keys = self.encoder.keys(self.text, part.first, part.last, self.memory.keys_of, self.memory.width, told)
-        write_atomically(_file(self.folder, part.number), keys.tobytes(), f".{secrets.token_hex(4)}")
-
-
-def _file(folder: Path, number: int) -> Path:
-    return folder / f"{number:08d}"
+        write_atomically(self.folder / part.file, keys.tobytes(), f".{secrets.token_hex(4)}")

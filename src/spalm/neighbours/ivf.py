@@ -15,7 +15,7 @@ import numpy as np
 from faiss.contrib.ivf_tools import add_preassigned
 from jaxtyping import Float, Int
 
-from spalm.artifact import TEMPORARY
+from spalm.artifact import write_atomically
 from spalm.console import bar
 from spalm.engine import Engine, Part, Told
 from spalm.neighbours.budget import half_of_the_machine
@@ -107,15 +107,13 @@ def learn(entries: Vectors, seed: int, folder: Path, engine: Engine) -> Partitio
     path, trained = folder / PARTITIONS, folder / TRAINED
     if not path.exists():
         count, most = max(1, len(entries) // partition_size(len(entries), _NEIGHBOURS)), half_of_the_machine() // 2
-        with workers(engine.cores) as in_parallel:
+        with workers(engine.given) as in_parallel:
             partition(entries, count, seed, lambda width: most // (4 * width), in_parallel).save(path)
     partitions = Partitions.load(path)
     if not trained.exists():
         index = empty_index(_centres_of(partitions), partitions.space.width)
         index.train(sample(entries, _POINTS, [seed, 2], partitions.space.project))
-        unfinished = trained.with_name(trained.name + TEMPORARY)
-        faiss.write_index(index, str(unfinished))
-        unfinished.replace(trained)
+        write_atomically(trained, faiss.serialize_index(index).tobytes())
     return partitions
 
 

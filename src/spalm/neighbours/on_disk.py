@@ -22,9 +22,9 @@ import faiss
 import numpy as np
 from jaxtyping import Float, Int
 
-from spalm.artifact import TEMPORARY
+from spalm.artifact import write_atomically
 from spalm.console import bar
-from spalm.engine import Engine, Part, Told, Travelling, parts
+from spalm.engine import Engine, Part, Told, Travelling, parts, undone
 from spalm.neighbours.budget import half_of_the_machine, refuse_unless_it_fits
 from spalm.neighbours.ivf import FILE, PARTITIONS, TRAINED, Faiss, empty_index, fill, learn
 from spalm.neighbours.partitions import Partitions
@@ -54,13 +54,13 @@ class OnDisk(Faiss):
         filling = Filling(entries, folder)
         rows = max(_PART, -(-len(entries) // _MOST_PARTS))
         everything = parts(0, len(entries), rows)
-        left = [part for part in everything if not filling.file(part).exists()]
+        left = undone(everything, folder)
         at_once = max(1, min(engine.cores, half_of_the_machine() // (4 * rows * code)))
         with bar("fill the index", len(entries), len(entries) - sum(map(len, left))) as shown:
-            for _ in engine.each(filling, left, shown.advance, at_once, 1):
+            for _ in engine.each(filling, left, shown.advance, 1, at_once):
                 pass
         with bar("put its lists together", None):
-            return cls(_merged([filling.file(part) for part in everything], folder), partitions, folder)
+            return cls(_merged([folder / part.file for part in everything], folder), partitions, folder)
 
     def add(self, ids: Int[np.ndarray, "n"], keys: Float[np.ndarray, "n width"]) -> bool:
         self._added.add_with_ids(self._projected(keys), np.ascontiguousarray(ids, np.int64))
@@ -141,13 +141,9 @@ class Filling(Travelling):
     def __call__(self, part: Part, told: Told) -> None:
         index = faiss.read_index(str(self.folder / TRAINED))
         fill(index, self._partitions, self.entries, part, told)
-        path = self.file(part)
-        unfinished = path.with_name(f"{path.name}.{secrets.token_hex(4)}{TEMPORARY}")
-        faiss.write_InvertedLists(index.invlists, faiss.FileIOWriter(str(unfinished)))
-        unfinished.replace(path)
-
-    def file(self, part: Part) -> Path:
-        return self.folder / f"{part.number:08d}"
+        content = faiss.VectorIOWriter()
+        faiss.write_InvertedLists(index.invlists, content)
+        write_atomically(self.folder / part.file, faiss.vector_to_array(content.data).tobytes(), secrets.token_hex(4))
 
 
 def _merged(files: list[Path], folder: Path) -> faiss.IndexIVF:

@@ -14,7 +14,6 @@ what a machine left behind when it went down is begun again.
 import json
 import os
 import shutil
-from collections.abc import Callable
 from itertools import pairwise
 from mmap import MADV_DONTNEED
 from pathlib import Path
@@ -25,7 +24,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from spalm.artifact import write_json
-from spalm.engine import LOCAL, Engine
+from spalm.engine import LOCAL, Engine, Told
 from spalm.neighbours.assigning import Unordered
 from spalm.neighbours.kernels import squared_distances
 from spalm.neighbours.partitions import Partitions
@@ -34,8 +33,6 @@ from spalm.neighbours.workers import Map, chunks
 
 _TASK = 1 << 14
 """Rows that one thread moves at a time."""
-
-Progress = Callable[[int], None]
 
 
 def mapped(path: Path, dtype: str, shape: tuple[int, ...], mode: str = "c") -> np.ndarray:
@@ -135,7 +132,7 @@ def put_in_order(
     directory: Path,
     block: int,
     in_parallel: Map,
-    progress: Progress = lambda _: None,
+    progress: Told = lambda _: None,
     engine: Engine = LOCAL,
     at_once: int = 1,
 ) -> Ordered:
@@ -180,7 +177,7 @@ class _Work:
         self.unordered, self.vectors, self.partitions = unordered, unordered.vectors, unordered.partitions
         self.directory, self.block, self.in_parallel = directory, block, in_parallel
 
-    def move(self, state: _State, progress: Progress) -> None:
+    def move(self, state: _State, progress: Told) -> None:
         """The partitions in order, within each the rows in order."""
         partitions = len(self.partitions)
         starts = np.concatenate([[0], np.cumsum(self.unordered.sizes(len(self.vectors)))])

@@ -89,7 +89,7 @@ class Searcher:
             ids[asking], distances[asking] = _rank(queries[asking], every, count, entries, askers[asking])
             # A query that came away with too little, though as much as asked for was proposed, met mostly dead entries
             # or such that it must not find: it asks again.
-            short = (ids[asking] == NOTHING).any(1) & (proposed != NOTHING).all(1)
+            short = (ids[asking] == NOTHING).any(1) & ((proposed != NOTHING).sum(1) >= wanted)
             if not short.any() or proposed.shape[1] < wanted or wanted >= _MOST:
                 return ids, distances
             asking, wanted = asking[short], 2 * wanted
@@ -195,10 +195,14 @@ def make_searcher(
     if not len(entries):
         raise InputError(f"{memory.directory} remembers nothing; add documents with `spalm remember`")
     directory.mkdir(parents=True, exist_ok=True)
-    with only_writer(directory), workers(engine.cores) as in_parallel:
+    with only_writer(directory), workers(engine.given) as in_parallel:
         work = _work(directory, memory, seed)
-        engine.refuse_unless_shared(work)
-        index = build_index(kind, entries, seed, work, engine)
+        for folder in (work, memory.directory):
+            engine.refuse_unless_shared(folder)
+        try:
+            index = build_index(kind, entries, seed, work, engine)
+        except RuntimeError as error:
+            raise OSError(errno.EIO, f"the index could not be made ({_first_line(error)})", str(directory)) from None
         upto = 0 if kind == "exact" else int(entries.ids(np.array(len(entries) - 1))) + 1
         searcher = Searcher(memory, index, upto, in_parallel)
         index.effort = 1
@@ -234,8 +238,13 @@ def _save(index: Index, description: Description, directory: Path) -> None:
     try:
         index.save(directory)
     except RuntimeError as error:
-        raise OSError(errno.EIO, f"the index could not be written ({error})", str(directory)) from None
+        raise OSError(errno.EIO, f"the index could not be written ({_first_line(error)})", str(directory)) from None
     write_json(directory / DESCRIPTION, asdict(description))
+
+
+def _first_line(error: RuntimeError) -> str:
+    """faiss tells where in its source it happened, too."""
+    return str(error).strip().splitlines()[-1]
 
 
 def open_searcher(memory: Memory, directory: Path) -> tuple[Searcher, Description]:

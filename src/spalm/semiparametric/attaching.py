@@ -59,6 +59,7 @@ def attach(
     """Makes everything at `directory`, or finds it made; a killed run goes on. Keys are made by the engine."""
     directory.mkdir(parents=True, exist_ok=True)
     folder = locate_pretrained(model, directory / "model")
+    engine.refuse_unless_seen(folder.path / "config.json")
     base = Base(folder, folder.digest, hardware, settings.context, settings.stride)
     corpus = build_corpus(_texts(settings, texts, folder), directory / "corpus", restart)
     memory = _memory(base, corpus, directory / "memory", restart, engine)

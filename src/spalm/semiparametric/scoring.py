@@ -18,6 +18,7 @@ def remember_files(attached: Attached, paths: list[Path], restart: bool = False,
     """Adds the documents of files and folders to the memory of an attached model."""
     if not paths:
         raise InputError("--text is missing: name the files or folders to remember")
+    engine.refuse_unless_seen(attached.base.folder.path / "config.json")
     stream = tokenise_files(paths, attached.corpus.tokeniser)
     remember(attached.memory, attached.base.encoder, stream, source_of_text(stream), restart, engine=engine)
     return attached.memory

@@ -34,8 +34,8 @@ _PROCESS = 0.7e9
 """Bytes of a process with its libraries: make bench-disk."""
 _DOCUMENT = 500
 """Tokens of a document, on average: an assumption."""
-_DOCUMENT_BYTES = 120
-"""RAM for a document while a memory is open: a name of 30 letters, three numbers."""
+_DOCUMENT_BYTES, _NAME_BYTES = 32, 90
+"""RAM for a document while a memory is open: four numbers; and a name of 30 letters."""
 _CANDIDATES = 20
 """Whole keys that a live query for 4 neighbours is compared with."""
 _PAGE = 4096
@@ -66,6 +66,8 @@ class Wanted:
     network: NetworkSettings
     segment: int
     stride: int
+    carried: int
+    """Length of the short-term memory that is carried while keys are made."""
     width: int
     """Of a key."""
     neighbours: NeighbourSettings
@@ -87,7 +89,7 @@ class Wanted:
     @property
     def flops(self) -> float:
         """Of all keys."""
-        forward = count_flops(self.network, 1, self.segment, 0, 1).hidden
+        forward = count_flops(self.network, 1, self.segment, self.carried, 1).hidden
         return self.tokens * forward * self.segment / self.stride
 
     @property
@@ -109,8 +111,13 @@ class Wanted:
 
     @property
     def opened(self) -> float:
-        """RAM of whoever has the partitions and the memory open."""
-        return self.partitions * (4 * self.scan + 4 * NEAR) + self.tokens / _DOCUMENT * _DOCUMENT_BYTES
+        """RAM of a process that has the partitions, their index and the memory open, but no names of documents."""
+        return self.partitions * (8 * self.scan + 4 * NEAR) + self.tokens / _DOCUMENT * _DOCUMENT_BYTES
+
+    @property
+    def names(self) -> float:
+        """RAM for the documents' names."""
+        return self.tokens / _DOCUMENT * _NAME_BYTES
 
 
 @dataclass(frozen=True)
@@ -166,7 +173,7 @@ def _join(wanted: Wanted, cluster: Cluster) -> Stage:
     return Stage(
         "neighbours",
         tokens * wanted.joining_seconds / 3600,
-        _PROCESS * cluster.cores + wanted.opened,
+        (_PROCESS + wanted.opened) * cluster.cores + wanted.names,
         kept=table,
         scratch=tokens * (assigned + ordered + answer),
         read=tokens * (whole + whole + assigned) + joining,
@@ -176,18 +183,19 @@ def _join(wanted: Wanted, cluster: Cluster) -> Stage:
 
 
 def _index(wanted: Wanted, cluster: Cluster) -> Stage:
-    """Keys are read once and sorted into lists of codes, which are then put together by one machine."""
-    lists = wanted.tokens * (wanted.scan + 8)
+    """Keys are read and sorted into lists of codes. One machine puts these together, and reads all keys again, by which
+    it judges what is found."""
+    keys, lists = wanted.tokens * 2 * wanted.width, wanted.tokens * (wanted.scan + 8)
     seconds = wanted.tokens * (_FILLING_MICROSECONDS * 1e-6 + wanted.assigning_seconds)
     return Stage(
         "index",
         seconds / 3600,
-        _PROCESS * cluster.cores + wanted.opened,
+        (_PROCESS + wanted.opened) * cluster.cores + wanted.names,
         kept=lists,
         scratch=lists,
-        read=wanted.tokens * 2 * wanted.width + lists,
+        read=2 * keys + lists,
         written=2 * lists,
-        alone=2 * lists,
+        alone=keys + 2 * lists,
     )
 
 
@@ -197,7 +205,7 @@ def serving(wanted: Wanted, cluster: Cluster) -> dict[str, float]:
     keys = _CANDIDATES * (2 * wanted.width + _PAGE)
     seconds = wanted.choosing_seconds + (lists + keys) / cluster.storage
     return {
-        "ram": _PROCESS + wanted.opened,
+        "ram": _PROCESS + wanted.opened + wanted.names,
         "bytes_read": lists + keys,
         "milliseconds": 1000 * seconds + _QUERY_MILLISECONDS,
     }
@@ -231,9 +239,9 @@ def limits(wanted: Wanted, cluster: Cluster) -> list[Limit]:
             "every machine moves the keys of its own partitions, into files of its own",
         ),
         Limit(
-            "half of a machine's RAM holds the sample by which partitions are learned",
-            holds_until(lambda one: POINTS * one.partitions * 4 * one.scan <= cluster.ram / 2),
-            "fewer points for a partition, at the price of recall; or groups first, each learned by another machine",
+            "partitions are learned from as many points as they should be, in an eighth of a machine's RAM",
+            holds_until(lambda one: POINTS * one.partitions * 4 * one.scan <= cluster.ram / 8),
+            "they are learned from fewer, and recall costs more; or groups first, each learned by another machine",
         ),
         Limit(
             "one machine finds which partitions are near which within a day",
@@ -241,8 +249,13 @@ def limits(wanted: Wanted, cluster: Cluster) -> list[Limit]:
             "compare only the partitions of near groups",
         ),
         Limit(
+            "a machine's RAM holds the partitions once for each of its cores",
+            holds_until(lambda one: _join(one, cluster).ram <= cluster.ram),
+            "fewer workers on a machine (--ram); or partitions in a mapped file, which they share",
+        ),
+        Limit(
             "a machine's RAM holds the partitions and the documents' names",
-            holds_until(lambda one: one.opened <= cluster.ram),
+            holds_until(lambda one: one.opened + one.names <= cluster.ram),
             "names stay in the catalogue, partitions in a mapped file; or several memories, each asked",
         ),
         Limit(
