@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from spalm.learning import Hardware
-from spalm.semiparametric import AttachSettings, attach
+from spalm.neighbours.on_disk import OnDisk
+from spalm.semiparametric import Attached, AttachSettings, attach, searching
 from test_cli import SPALM, refused, spalm
 from tiny_models import END
 
@@ -53,6 +54,29 @@ def test_a_fact_is_learned_from_a_document_cited_and_forgotten_with_it(folder, t
     settings = AttachSettings.parse({**about["settings"], **TRUSTING}, "test")
     attach(about["model"], [*map(Path, source)], folder, settings, Hardware("cpu", 1))
     learned_cited_and_forgotten(folder, tmp_path / "vault.txt", PROMPT, ANSWER, "4")
+
+
+def test_a_model_searches_through_an_index_on_disk(folder, tmp_path):
+    """What is learned and forgotten later is so with this kind too."""
+    (tmp_path / "vault.txt").write_text(FACT)
+    made = spalm("index", folder, "--out", folder / "index", "--kind", "disk", "--count", "32")
+    assert made.returncode == 0, made.stderr
+    assert json.loads(made.stdout)["recall"] >= 0.95
+    before = written(folder, "ka1 lo2", "--max-tokens", "5")
+    assert spalm("remember", folder, "--text", tmp_path / "vault.txt").returncode == 0
+    attached = Attached(folder, Hardware("cpu", 1))
+    assert isinstance(attached.search.searcher.index, OnDisk)
+    new = attached.memory.entries().keys(len(attached.memory.entries()) - 1, len(attached.memory.entries()))
+    assert attached.search.find(new)[1][0, 0] < 1e-6
+    assert spalm("forget", folder, "vault.txt").returncode == 0
+    assert written(folder, "ka1 lo2", "--max-tokens", "5") == before
+
+
+def test_a_memory_that_does_not_fit_gets_its_index_on_disk(folder, monkeypatch):
+    shutil.rmtree(folder / "index", ignore_errors=True)
+    monkeypatch.setattr(searching, "_FEW", 100)
+    monkeypatch.setattr(searching, "half_of_the_machine", lambda: 1000)
+    assert isinstance(Attached(folder, Hardware("cpu", 1)).search.searcher.index, OnDisk)
 
 
 def test_writing_stops_where_it_is_told_and_follows_its_seed(folder):
