@@ -66,11 +66,20 @@ def test_a_vector_database_proposes_and_the_memory_decides(database, tmp_path):
     assert agrees(Searcher(memory, index, known))
 
 
-def test_a_model_writes_by_it(database, attached_folder, capsys):
+def test_a_model_writes_and_is_served_by_it(database, attached_folder, capsys, monkeypatch):
+    from fastapi.testclient import TestClient
+
+    served = []
+    monkeypatch.setattr("spalm.serving.serve", lambda app, *_: served.append(app))
     exec(examples()[1].replace("runs/attached", str(attached_folder)), database)
     said = capsys.readouterr().out
     assert "token" in said or "decided nothing" in said
-    assert database["searcher"].searched > 0
+    searched = database["searcher"].searched
+    assert searched > 0
+    asked = {"model": attached_folder.name, "prompt": "ka1 lo2", "max_tokens": 3}
+    with TestClient(served[0]) as client:
+        assert client.post("/v1/completions", json=asked).status_code == 200
+    assert database["searcher"].searched > searched
 
 
 @pytest.mark.parametrize(("recipe", "tokens"), [("wikitext103", "103M"), ("wmt19", "852M"), ("wmt19", "1T")])

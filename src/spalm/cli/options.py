@@ -29,7 +29,11 @@ Assignments = Annotated[
 Out = Annotated[Path, typer.Option(help="Folder of the run; each stage is a folder below it.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")]
 Threads = Annotated[
-    int | None, typer.Option(help="CPU threads; default: all cores, in training divided among torchrun's ranks.")
+    int | None,
+    typer.Option(
+        help="CPU threads; default: all cores, in training divided among torchrun's ranks. With --engine ray: cores of "
+        "each task that makes keys; default: those of the smallest machine."
+    ),
 ]
 Bf16 = Annotated[bool, typer.Option("--bf16", help="training.bf16=true evaluation.bf16=true, for GPUs.")]
 Compile = Annotated[bool, typer.Option("--compile", help="Compile the training step (for GPUs).")]
@@ -38,7 +42,11 @@ Fsdp = Annotated[
 ]
 Board = Annotated[bool, typer.Option("--tensorboard", help="Log to TensorBoard too (needs the extra).")]
 Ram = Annotated[
-    str | None, typer.Option(help="Memory for the search for neighbours, such as 4G; default half of a machine's.")
+    str | None,
+    typer.Option(
+        help="RAM that the search for neighbours may use on a machine, such as 64G; 512M for a core, or fewer are "
+        "used; default: half of this machine's."
+    ),
 ]
 OnEngine = Annotated[
     EngineName, typer.Option("--engine", help="local, or ray (an extra): makes keys and neighbours on many machines.")

@@ -93,6 +93,7 @@ def remember_(
     text: Annotated[list[Path] | None, typer.Option(help="Files or folders to remember too; may be repeated.")] = None,
     device: Device = "auto",
     threads: Threads = None,
+    bf16: Bf16 = False,
     engine: OnEngine = "local",
     address: Address = None,
     restart: Restart = False,
@@ -107,7 +108,8 @@ def remember_(
             where = place(Path(recipe), engine)
             memory = remember_files(Attached(where, hardware), text or [], restart, opened)
         else:
-            run = Run(_recipe(recipe, settings), place(out, engine), hardware, restart=restart, engine=opened)
+            chosen = _recipe(recipe, settings, bf16)
+            run = Run(chosen, place(out, engine), hardware, restart=restart, engine=opened)
             memory = run.remember(text or [])
     typer.echo(json.dumps(describe(memory), indent=2, ensure_ascii=False))
 
@@ -143,13 +145,14 @@ def neighbours(
     ram: Ram = None,
     device: Device = "auto",
     threads: Threads = None,
+    bf16: Bf16 = False,
     engine: OnEngine = "local",
     address: Address = None,
     restart: Restart = False,
 ) -> None:
     """Find the nearest entries of every training, dev and test position, once and for all."""
     wanted = [] if recall is None else [f"neighbours.recall={recall}"]
-    chosen, hardware, size = _recipe(recipe, [*(settings or []), *wanted]), Hardware(device, threads), _bytes(ram)
+    chosen, hardware, size = _recipe(recipe, [*(settings or []), *wanted], bf16), Hardware(device, threads), _bytes(ram)
     with open_engine(engine, address, threads) as opened:
         made = Run(chosen, place(out, engine), hardware, False, restart, size, opened).neighbours
     typer.echo(json.dumps(made.facts, indent=2))

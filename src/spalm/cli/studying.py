@@ -89,7 +89,9 @@ def plan_(
     machines: Annotated[int, typer.Option(help="Machines of the cluster.", min=1)] = 1,
     cores: Annotated[int | None, typer.Option(help="Cores of a machine; default: this one's.", min=1)] = None,
     ram: Annotated[str | None, typer.Option(help="RAM of a machine, such as 256G; default: this one's.")] = None,
-    storage: Annotated[str, typer.Option(help="Bytes a second that a machine reads and writes.")] = "1G",
+    storage: Annotated[
+        str, typer.Option(help="Bytes a second that each machine reads and writes; of one file server, its share.")
+    ] = "1G",
     as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
 ) -> None:
     """Say what a memory will cost before it is made: core-hours, RAM, disk, network, and what breaks first."""

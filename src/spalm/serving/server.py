@@ -49,13 +49,19 @@ def open_server(
     """For what `spalm attach` made, or a finished run with one of its models."""
     directory = Path(directory)
     if is_attached(directory) and model is None:
-        attached = Attached(directory, hardware)
-        parts = live_attached(attached), explorer_of(attached), attached.settings.combiner
-        return make_server(*parts, ChatTemplate(directory), limits, key, hosts)
+        return server_of(Attached(directory, hardware), limits, key, hosts)
     live = open_live(directory, hardware, model)
     return make_server(
         live, open_explorer(FinishedRun(directory), hardware), model or OWN_MODELS[0], None, limits, key, hosts
     )
+
+
+def server_of(
+    attached: Attached, limits: Limits = _USUAL, key: str | None = None, hosts: list[str] | None = None
+) -> FastAPI:
+    """For an attached model as it stands, with another search than its own if it was given one."""
+    parts = live_attached(attached), explorer_of(attached), attached.settings.combiner
+    return make_server(*parts, ChatTemplate(attached.directory), limits, key, hosts)
 
 
 def make_server(

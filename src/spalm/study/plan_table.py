@@ -34,6 +34,7 @@ def _in_words(planned: dict[str, Any]) -> Iterator[str]:
         f"a live query of an index on disk: {in_bytes(live['bytes_read'])} read, about {live['milliseconds']:.0f} ms "
         f"with nothing cached; {in_bytes(live['ram'])} of RAM"
     )
+    yield f"at most {in_bytes(planned['most_disk'])} on disk at a time"
     hours = planned["flops"] / _GPU / 3600
     yield f"the keys are {planned['flops']:.2g} FLOP: {hours:,.1f} hours of a GPU at {_GPU / 1e12:.0f} TFLOP/s"
     yield "what breaks first:"

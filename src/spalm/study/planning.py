@@ -143,16 +143,21 @@ class Stage:
 
 
 def stages(wanted: Wanted, cluster: Cluster) -> list[Stage]:
-    return [_keys(wanted, cluster), _join(wanted, cluster), _index(wanted, cluster)]
+    return [_keys(wanted), _join(wanted, cluster), _index(wanted, cluster)]
 
 
-def _keys(wanted: Wanted, cluster: Cluster) -> Stage:
+def most_disk(made: list[Stage]) -> float:
+    """Bytes at a time: what the stages so far have left, and the scratch of the one at hand."""
+    return max(sum(each.kept for each in made[: number + 1]) + stage.scratch for number, stage in enumerate(made))
+
+
+def _keys(wanted: Wanted) -> Stage:
     """Hidden states of overlapping windows, in half precision, and the tokens that came next."""
     entries = wanted.tokens * (2 * wanted.width + 4)
     return Stage(
         "keys",
         wanted.flops / (_READING_GFLOPS * 1e9) / 3600,
-        _PROCESS * cluster.cores + 2 * SHARD_BYTES * cluster.cores,
+        _PROCESS + 2 * SHARD_BYTES,
         kept=entries,
         scratch=0.0,
         read=4 * wanted.tokens * wanted.segment / wanted.stride,
@@ -284,6 +289,7 @@ def plan(wanted: Wanted, cluster: Cluster) -> dict[str, Any]:
         "flops": wanted.flops,
         "cluster": asdict(cluster),
         "stages": [{**asdict(stage), "hours": stage.hours(cluster)} for stage in stages(wanted, cluster)],
+        "most_disk": most_disk(stages(wanted, cluster)),
         "serving": serving(wanted, cluster),
         "limits": [asdict(limit) for limit in limits(wanted, cluster)],
         "assumptions": assumptions(wanted, cluster),
