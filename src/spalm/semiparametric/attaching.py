@@ -34,7 +34,7 @@ from spalm.semiparametric.gate import Gate
 from spalm.semiparametric.knn import Knn, tune_knn
 from spalm.semiparametric.policy import SearchPolicy, learn_policy, threshold
 from spalm.semiparametric.retrieval import Retrieved, moved_on
-from spalm.semiparametric.searching import Search, open_search, renew_index
+from spalm.semiparametric.searching import Search, open_search
 
 VERSION = 2
 SHARES = (0.0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.7, 1.0)
@@ -66,7 +66,6 @@ def attach(
     _make_combiner(base, corpus, memory, settings, directory, restart)
     for split in ("dev", "test"):
         remember(memory, base.encoder, corpus.split(split), source_of_split(corpus, split), restart, engine=engine)
-    renew_index(memory, directory / "index", settings.neighbours)
     about = {"source": Path(model).name, "model": _place(folder, directory), "digest": base.digest}
     artifact.write_json(directory / FILE, {**about, "settings": settings.as_json()})
     _look_like_a_model(directory, folder)

@@ -52,25 +52,10 @@ def open_search(memory: Memory, directory: Path, count: int) -> Search:
     try:
         searcher = open_searcher(memory, directory)[0]
     except InputError:
-        searcher = _make(memory, directory, count)
+        kind = _kind_for(len(memory.entries()), memory.width)
+        searcher = make_searcher(memory, kind, directory, _RECALL, min(count, _JUDGED), seed=1)[0]
     searcher.catch_up()
     return Search(searcher, count)
-
-
-def renew_index(memory: Memory, directory: Path, count: int) -> None:
-    """Makes the index again if the memory has grown since: else every start would take in what is new."""
-    try:
-        upto = open_searcher(memory, directory)[0].upto
-    except InputError:
-        return  # whoever searches will make one
-    entries = memory.entries()
-    if upto > 0 and entries.first_row(upto) < len(entries):
-        _make(memory, directory, count)
-
-
-def _make(memory: Memory, directory: Path, count: int) -> Searcher:
-    kind = _kind_for(len(memory.entries()), memory.width)
-    return make_searcher(memory, kind, directory, _RECALL, min(count, _JUDGED), seed=1)[0]
 
 
 def _kind_for(entries: int, width: int) -> Kind:
