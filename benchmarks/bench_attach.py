@@ -20,14 +20,14 @@ from pathlib import Path
 from rich.console import Console
 
 from spalm.artifact import write_json
+from spalm.attachment import Attached, AttachSettings, print_attached
+from spalm.attachment import attach as attaching
+from spalm.compute import Hardware
 from spalm.console import say
 from spalm.errors import InputError
-from spalm.learning import Hardware
-from spalm.semiparametric import Attached, AttachSettings, attaching
-from spalm.serving import Live, Sampling
-from spalm.serving.generating import generate
-from spalm.serving.live import live_attached
-from spalm.study import print_attached
+from spalm.generation import Live, Sampling
+from spalm.generation.generate import generate
+from spalm.generation.model import live_attached
 
 FOOTBALLER = re.compile(r"football(er| player)")
 _BEGINNING = 400

@@ -27,15 +27,14 @@ from rich.table import Table
 
 import peers
 from spalm.artifact import write_json
+from spalm.compute import LOCAL, Hardware
 from spalm.console import say
 from spalm.corpus import tokenise_files
-from spalm.corpus.document import locate
-from spalm.engine import LOCAL
-from spalm.learning import Hardware
+from spalm.corpus.sources.document import locate
 from spalm.memory import Memory, remember, source_of_split, source_of_text
 from spalm.neighbours import Budget, NeighbourSettings, parse_size
-from spalm.neighbours.bulk import Bulk
-from spalm.recipe import Run, read_recipe
+from spalm.neighbours.join.stage import Bulk
+from spalm.runs.recipe import Run, read_recipe
 
 K = 4
 JUDGED = 1000

@@ -18,16 +18,16 @@ import torch
 
 from bench_neighbours import First, K, real_keys
 from spalm.artifact import write_json
+from spalm.compute import LOCAL
+from spalm.compute.local_engine import computing_with
 from spalm.console import say
-from spalm.engine import LOCAL
-from spalm.engine.local import computing_with
 from spalm.lm import Transformer, count_flops
 from spalm.neighbours import Budget, NeighbourSettings
-from spalm.neighbours.budget import gflops_of_a_core
-from spalm.neighbours.bulk import Bulk
-from spalm.neighbours.join import Join
-from spalm.neighbours.ordered import Ordered
-from spalm.recipe import read_recipe
+from spalm.neighbours.join.cost import gflops_of_a_core
+from spalm.neighbours.join.join import Join
+from spalm.neighbours.join.layout import Ordered
+from spalm.neighbours.join.stage import Bulk
+from spalm.runs.recipe import read_recipe
 
 WIDTH = 512
 VOCABULARY = 33_060

@@ -19,13 +19,13 @@ import torch
 
 from bench_neighbours import family, real_run
 from spalm.artifact import digest_of_file, write_json
+from spalm.compute import Engine, Part, ProgressCallback, open_engine, parts
+from spalm.compute.local_engine import compute_with
 from spalm.console import say
-from spalm.engine import Engine, Part, Told, open_engine, parts
-from spalm.engine.local import compute_with
 from spalm.memory import MemorySettings, open_memory, remember, source_of_text
 from spalm.neighbours import Budget, NeighbourSettings
-from spalm.neighbours.bulk import Bulk
-from spalm.recipe import Run
+from spalm.neighbours.join.stage import Bulk
+from spalm.runs.recipe import Run
 
 K = 4
 WIDTH = 128
@@ -34,7 +34,7 @@ WIDTH = 128
 class Idle:
     """A job of nothing: doing it starts the workers."""
 
-    def __call__(self, part: Part, told: Told) -> None:  # noqa: ARG002
+    def __call__(self, part: Part, told: ProgressCallback) -> None:  # noqa: ARG002
         import spalm.neighbours  # noqa: F401
 
         time.sleep(1)

@@ -16,17 +16,17 @@ import torch
 from torch import nn
 
 from spalm.artifact import stage, write_json
+from spalm.compute import Hardware
 from spalm.console import say
 from spalm.corpus import Corpus, Streams
-from spalm.learning import Hardware
-from spalm.learning.optimiser import make_optimiser
 from spalm.lm import Reading, Transformer, segment_loss
 from spalm.memory import Encoder, Memory, open_memory, remember, source_of_split
 from spalm.neighbours import NeighbourTable
 from spalm.neighbours.table import KIND, VERSION
-from spalm.recipe import Recipe, Run, read_recipe
+from spalm.runs.recipe import Recipe, Run, read_recipe
 from spalm.semiparametric import Retriever, Spalm
 from spalm.semiparametric.training import segment_loss as spalm_loss
+from spalm.training.optimiser import make_optimiser
 
 ROUNDS, STEPS = 15, 4
 

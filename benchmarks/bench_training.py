@@ -17,10 +17,11 @@ from pathlib import Path
 
 import torch
 
+from spalm.compute import Hardware
 from spalm.corpus import Batch
-from spalm.learning import Hardware, OptimiserSettings
-from spalm.learning.optimiser import make_optimiser
 from spalm.lm import NetworkSettings, Transformer, count_flops, parameter_count, segment_loss
+from spalm.training import OptimiserSettings
+from spalm.training.optimiser import make_optimiser
 
 SEGMENT = MEMORY = 128
 VOCABULARY = 8192

@@ -9,16 +9,15 @@ import pytest
 import torch
 from rich.console import Console
 
-from facts import make_run, write_documents, write_texts
-from small_texts import sentences, word_corpus
+from spalm.attachment.attach import AttachSettings, attach
+from spalm.compute import Execution, Hardware
 from spalm.corpus import Corpus
-from spalm.learning import Hardware
+from spalm.generation import Explorer, open_explorer
 from spalm.lm.pretrained import locate_pretrained
-from spalm.recipe import Run
-from spalm.semiparametric import FinishedRun
-from spalm.semiparametric.attaching import AttachSettings, attach
-from spalm.serving import Explorer, open_explorer
-from tiny_models import write_model
+from spalm.runs import FinishedRun, Run
+from support.facts import make_run, write_documents, write_texts
+from support.small_texts import sentences, word_corpus
+from support.tiny_models import write_model
 
 torch.set_num_threads(1)  # the tensors here are tiny: a second thread only waits for the first
 
@@ -104,4 +103,4 @@ def attached_folder(tmp_path_factory) -> Path:
     write_documents(texts)
     model = write_model(folder / "llama", "llama", "".join(path.read_text() for path in sorted(texts.iterdir())))
     settings = AttachSettings(context=64, stride=48, neighbours=32, positions=4000)
-    return attach(str(model), [texts], folder / "tiny", settings, Hardware("cpu", 1)).directory
+    return attach(str(model), [texts], folder / "tiny", settings, Execution(Hardware("cpu", 1))).directory

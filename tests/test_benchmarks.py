@@ -24,10 +24,10 @@ def test_flops_are_those_that_torch_counts():
 
 def test_repeated_keys_are_the_same_however_they_are_read(tmp_path):
     import numpy as np
-    from stubs import StubEncoder, new_memory, random_texts, stream
 
     import bench_neighbours as neighbours
     from spalm.memory import remember, source_of_text
+    from support.stub_memory import StubEncoder, new_memory, random_texts, stream
 
     encoder = StubEncoder()
     memory = new_memory(tmp_path / "memory", encoder)

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from stubs import StubEncoder, new_memory, random_texts, stream
 
 from spalm.memory import remember, source_of_text
 from spalm.neighbours import Searcher, nearest
 from spalm.neighbours.workers import in_turn
-from spalm.recipe import read_recipe
-from spalm.study import Cluster, parse_count, plan
-from spalm.study.planning import in_bytes, in_count
+from spalm.planning import Cluster, parse_count, plan
+from spalm.planning.plan import in_bytes, in_count
+from spalm.runs.recipe import read_recipe
+from support.stub_memory import StubEncoder, new_memory, random_texts, stream
 
 SCALE = Path(__file__).parents[1] / "docs" / "scale.md"
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from spalm.lm import Transformer, parameter_count
-from spalm.recipe import read_recipe, recipe_folder
+from spalm.runs.recipe import read_recipe, recipe_folder
 from spalm.semiparametric import Spalm
 
 ROOT = Path(__file__).parents[1]

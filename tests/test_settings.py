@@ -1,7 +1,7 @@
 import pytest
 
 from spalm.errors import InputError
-from spalm.recipe import Recipe, read_recipe
+from spalm.runs.recipe import Recipe, read_recipe
 from spalm.settings import described, differences, override
 
 

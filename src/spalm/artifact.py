@@ -14,6 +14,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +88,7 @@ def digest_of_json(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
-def write_atomically(path: Path, content: bytes | str, mark: str = "", sync: bool = True) -> None:
+def write_atomically(path: Path, content: bytes | str, *, mark: str = "", sync: bool = True) -> None:
     """Puts `content` at `path` in one step: after a crash there is the old file or the new one, nothing between.
 
     Where several may write the same at once, each gives a `mark` of its own. Scratch need not be synced to the disk.
@@ -152,66 +153,73 @@ class Draft:
         _tidy(self.directory)
 
 
-Make = Callable[[Draft], tuple[dict[str, Any], list[str]]]
+Fill = Callable[[Draft], tuple[dict[str, Any], list[str]]]
 """Fills a draft and returns the facts to keep in its manifest and the files that belong to it."""
 
 
-def stage(
-    directory: Path,
-    kind: str,
-    version: int,
-    settings: Mapping[str, Any],
-    parents: Mapping[str, str],
-    make: Make,
-    restart: bool = False,
-    cheap: bool = False,
-) -> Artifact:
-    """The artifact at `directory`, made now unless it is there already with the same settings and parents.
+@dataclass(frozen=True)
+class Stage:
+    """What a directory is to hold: the kind of artifact, its settings, and the digests of what it is made from."""
 
-    A finished one made from something else is set aside as `NAME.previous`. An unfinished one is continued; if it was
-    to become something else, it is begun again where work is `cheap`, and refused otherwise. `restart` begins again
-    whatever is unfinished.
-    """
-    identity = {"kind": kind, "version": version, "settings": dict(settings), "parents": dict(parents)}
-    directory.mkdir(parents=True, exist_ok=True)
-    with only_writer(directory):
+    kind: str
+    version: int
+    settings: Mapping[str, Any]
+    parents: Mapping[str, str]
+    cheap: bool = False
+    """Whether unfinished work with other settings is thrown away without asking."""
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What decides whether an artifact that exists is this one."""
+        settings, parents = dict(self.settings), dict(self.parents)
+        return {"kind": self.kind, "version": self.version, "settings": settings, "parents": parents}
+
+    def make(self, directory: Path, fill: Fill, *, restart: bool = False) -> Artifact:
+        """Returns the artifact at `directory`, made now unless it is there already with the same identity.
+
+        A finished one with another identity is set aside as `NAME.previous`. An unfinished one is continued; if it was
+        to become something else, it is begun again where work is `cheap`, and refused otherwise. `restart` begins again
+        whatever is unfinished.
+        """
+        directory.mkdir(parents=True, exist_ok=True)
+        changed: list[str] = []
+        with only_writer(directory):
+            if (directory / MANIFEST).exists():
+                present = Artifact(directory)
+                changed = differences(present.identity, self.identity)
+                if not changed:
+                    _tidy(directory)  # of what a kill at the very end left
+                    say(f"{directory}: finished before, unchanged")
+                    return present
         if (directory / MANIFEST).exists():
-            present = Artifact(directory)
-            changed = differences(present.identity, identity)
+            set_aside(directory, changed)
+            directory.mkdir()
+        with only_writer(directory):
+            self._claim(directory, restart=restart)
+            draft = Draft(directory)
+            facts, files = fill(draft)
+            draft.finish(self.identity, facts, files)
+        return Artifact(directory)
+
+    def _claim(self, directory: Path, *, restart: bool) -> None:
+        """Marks the directory as this work in progress, or finds that it is already."""
+        marker = directory / UNFINISHED
+        if marker.exists() and not restart:
+            changed = differences(json.loads(marker.read_text()), self.identity)
             if not changed:
-                _tidy(directory)  # of what a kill at the very end left
-                say(f"{directory}: finished before, unchanged")
-                return present
-    if (directory / MANIFEST).exists():
-        set_aside(directory, changed)
-        directory.mkdir()
-    with only_writer(directory):
-        _claim(directory, identity, restart, cheap)
-        draft = Draft(directory)
-        facts, files = make(draft)
-        draft.finish(identity, facts, files)
-    return Artifact(directory)
-
-
-def _claim(directory: Path, identity: dict[str, Any], restart: bool, cheap: bool) -> None:
-    """Marks the directory as this work in progress, or finds that it is already."""
-    marker = directory / UNFINISHED
-    if marker.exists() and not restart:
-        changed = differences(json.loads(marker.read_text()), identity)
-        if not changed:
-            return
-        if not cheap:
-            raise InputError(
-                f"{directory} holds unfinished work with other settings ({changed[0]}); "
-                "go back to them, choose another --out, or give --restart to begin again"
-            )
-    ours = {name + end for name in (UNFINISHED, SCRATCH) for end in ("", TEMPORARY)}
-    others = [path for path in directory.iterdir() if path.name not in ours]
-    if others and not marker.exists():
-        raise InputError(f"{directory} holds files that are not ours ({others[0].name}); choose another --out")
-    for path in others:
-        _remove(path)
-    write_json(marker, identity)
+                return
+            if not self.cheap:
+                raise InputError(
+                    f"{directory} holds unfinished work with other settings ({changed[0]}); "
+                    "go back to them, choose another --out, or give --restart to begin again"
+                )
+        ours = {name + end for name in (UNFINISHED, SCRATCH) for end in ("", TEMPORARY)}
+        others = [path for path in directory.iterdir() if path.name not in ours]
+        if others and not marker.exists():
+            raise InputError(f"{directory} holds files that are not ours ({others[0].name}); choose another --out")
+        for path in others:
+            _remove(path)
+        write_json(marker, self.identity)
 
 
 def _scratch_of(directory: Path) -> list[str]:

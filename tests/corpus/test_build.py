@@ -9,10 +9,10 @@ import time
 import numpy as np
 import pytest
 
-from small_texts import word_corpus
 from spalm.corpus import Corpus, CorpusSettings, Streams, build_corpus
 from spalm.corpus.tokens import token_dtype
 from spalm.errors import InputError
+from support.small_texts import word_corpus
 
 
 def settings(path, tokeniser="bpe", size=300, **more):

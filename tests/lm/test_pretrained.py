@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from spalm.corpus.pretrained import PretrainedTokens
+from spalm.corpus.pretrained_tokeniser import PretrainedTokens
 from spalm.errors import InputError
 from spalm.lm.pretrained import Pretrained, PretrainedFolder, locate_pretrained
-from tiny_models import ARCHITECTURES
+from support.tiny_models import ARCHITECTURES
 
 transformers = pytest.importorskip("transformers")
 CPU = torch.device("cpu")

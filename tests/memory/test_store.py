@@ -7,12 +7,12 @@ import subprocess
 
 import numpy as np
 import pytest
-from stubs import WIDTH, StubEncoder, new_memory, random_texts, stream
 
 from spalm import artifact
 from spalm.errors import InputError
 from spalm.memory import Memory, remember, source_of_text, store
 from spalm.memory.catalogue import Catalogue
+from support.stub_memory import WIDTH, StubEncoder, new_memory, random_texts, stream
 
 ENCODER = StubEncoder()
 

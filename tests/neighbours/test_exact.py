@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 import torch
-from arrays import Array, brute_force, clustered
 
-from spalm.neighbours import NOTHING, Exclusion, nearest, workers
+from spalm.neighbours import MISSING, Exclusion, nearest, workers
 from spalm.neighbours import exact as module
-from spalm.neighbours.best import Best
 from spalm.neighbours.exclusion import Askers
+from spalm.neighbours.topk import Best
 from spalm.neighbours.workers import in_turn
+from support.arrays import Array, brute_force, clustered
 
 
 @pytest.mark.parametrize("exclusion", [None, Exclusion(), Exclusion(window=3), Exclusion(document=True)])
@@ -32,7 +32,7 @@ def test_it_is_exact(monkeypatch, exclusion):
 def test_fewer_keys_than_wanted():
     keys = Array(clustered(2, 5, 0))
     rows, distances = nearest(np.zeros((1, 5), np.float32), keys, 4, in_turn)
-    assert (rows[0, 2:] == NOTHING).all()
+    assert (rows[0, 2:] == MISSING).all()
     assert np.isinf(distances[0, 2:]).all()
     assert set(rows[0, :2]) == {0, 1}
 

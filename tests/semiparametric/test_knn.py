@@ -9,11 +9,11 @@ import torch
 from spalm.semiparametric import (
     AdaptiveMixture,
     AdaptiveSettings,
+    BaseOutputs,
     Knn,
     KnnSettings,
-    Lesson,
     Retrieved,
-    Said,
+    TrainingExamples,
     learn_mixture,
     tune_knn,
 )
@@ -67,7 +67,7 @@ def test_every_mixture_sums_to_one(weight):
     torch.testing.assert_close(found.exp().sum(-1), torch.ones(N))
     mixture = AdaptiveMixture(AdaptiveSettings(), D, K).initialise().eval()
     mixture.network[-1].weight.data.normal_()
-    said = Said.of(torch.randn(N, D), log_base, retrieved)
+    said = BaseOutputs.of(torch.randn(N, D), log_base, retrieved)
     mixture.learn_scales(said, retrieved)
     found = mixture.log_probabilities(log_base, said, retrieved)
     torch.testing.assert_close(found.exp().sum(-1), torch.ones(N))
@@ -99,7 +99,7 @@ def test_lambda_zero_is_the_model_itself():
     torch.testing.assert_close(Knn(0.0, 1.0, K).log_probabilities(log_base, retrieved), log_base)
 
 
-def lesson(count: int, seed: int) -> Lesson:
+def lesson(count: int, seed: int) -> TrainingExamples:
     """The first neighbour is right exactly where the hidden state's first number is positive."""
     random = torch.Generator().manual_seed(seed)
     hidden = torch.randn(count, D, generator=random)
@@ -108,8 +108,8 @@ def lesson(count: int, seed: int) -> Lesson:
     targets = torch.where(hidden[:, 0] > 0, tokens[:, 0], anything)
     log_base = torch.full((count, V), -math.log(V))
     retrieved = Retrieved(tokens, torch.arange(K).expand(count, K) * 2.0 + 1.0, tokens)
-    said = Said.of(hidden, log_base, retrieved)
-    return Lesson(said, retrieved, log_base.gather(1, targets[:, None])[:, 0], targets)
+    said = BaseOutputs.of(hidden, log_base, retrieved)
+    return TrainingExamples(said, retrieved, log_base.gather(1, targets[:, None])[:, 0], targets)
 
 
 def test_the_adaptive_mixture_learns_when_to_trust_its_neighbours():
@@ -130,7 +130,7 @@ def test_the_adaptive_mixture_learns_when_to_trust_its_neighbours():
 def test_what_the_base_finds_all_but_impossible_stays_so():
     retrieved = neighbours(missing=False)
     log_base = torch.full((N,), -90.0)
-    said = Said.of(torch.randn(N, D), base(), retrieved)
+    said = BaseOutputs.of(torch.randn(N, D), base(), retrieved)
     mixture = AdaptiveMixture(AdaptiveSettings(), D, K).initialise().eval()
     mixture.learn_scales(said, retrieved)
     found = mixture.target_log_probabilities(log_base, said, retrieved, torch.full((N,), V - 1))

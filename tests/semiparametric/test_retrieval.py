@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from spalm.memory import Memory
-from spalm.neighbours import NOTHING
-from spalm.semiparametric import Retrieved, moved_on
+from spalm.neighbours import MISSING
+from spalm.semiparametric import Retrieved, advance_neighbours
 from spalm.semiparametric.retrieval import look_up
 
 
@@ -44,17 +44,17 @@ def test_neighbours_that_were_right_move_on(memory):
     ends = held.first_ids + held.entries - 1  # nothing follows the last entries of documents
     ids = random.choice(entries.labels(0, len(entries)), (7, 41), replace=True)
     ids[:, :5] = random.choice(ends, (7, 5))
-    ids[:, 5] = NOTHING
+    ids[:, 5] = MISSING
     distances = random.random((7, 41)).astype(np.float32)
     distances[:, 5] = np.inf
     before = look_up(ids, distances, entries)
     came = before.tokens[torch.arange(7), torch.tensor([0, 6, 7, 8, 9, 10, 11])]
-    moved = moved_on(before, came, entries)
+    moved = advance_neighbours(before, came, entries)
     for row, expected in enumerate(by_hand(before, came.tolist(), memory)):
         count = int(moved.there[row].sum())
         found = zip(moved.ids[row, :count].tolist(), moved.distances[row, :count].tolist(), moved.tokens[row].tolist())
         assert list(found) == expected
-        assert (moved.ids[row, count:] == NOTHING).all()
+        assert (moved.ids[row, count:] == MISSING).all()
     assert moved.there.any()
 
 
@@ -64,13 +64,13 @@ def test_what_was_forgotten_meanwhile_does_not_move_on(memory):
     ids = held.first_ids[None, :6] + np.arange(4)[:, None]
     before = look_up(ids, np.ones(ids.shape, np.float32), entries)
     memory.forget([held.names[1], held.names[4]])
-    moved = moved_on(before, before.tokens[:, 1], memory.entries())
+    moved = advance_neighbours(before, before.tokens[:, 1], memory.entries())
     gone = {int(held.first_ids[which]) + offset for which in (1, 4) for offset in range(6)}
     assert not gone & set(moved.ids.flatten().tolist())
     for row, expected in enumerate(by_hand(before, before.tokens[:, 1].tolist(), memory)):
-        assert sorted(id for id in moved.ids[row].tolist() if id != NOTHING) == sorted(id for id, _, _ in expected)
+        assert sorted(id for id in moved.ids[row].tolist() if id != MISSING) == sorted(id for id, _, _ in expected)
 
 
 def test_nothing_stays_nothing(memory):
-    moved = moved_on(Retrieved.nothing(3), torch.tensor([1, 2, 3]), memory.entries())
+    moved = advance_neighbours(Retrieved.nothing(3), torch.tensor([1, 2, 3]), memory.entries())
     assert moved.ids.shape == (3, 0)

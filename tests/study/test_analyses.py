@@ -10,14 +10,14 @@ import pytest
 from rich.console import Console
 from scipy import stats
 
-from facts import SCRIPT
+from spalm.compute import Hardware
 from spalm.corpus import shown
 from spalm.errors import InputError
-from spalm.learning import Hardware
-from spalm.semiparametric import FinishedRun
-from spalm.study import ANALYSES, Asked, asked_for, available, passage_of, study, vary_neighbours, write_report
-from spalm.study.by_neighbours import Varied, by_neighbours
+from spalm.runs import FinishedRun, passage_of
+from spalm.study import ANALYSES, Asked, asked_for, available, study, vary_neighbours, write_report
+from spalm.study.analyses.by_neighbours import Varied, by_neighbours
 from spalm.study.drawing import drawn, inline, write_text
+from support.facts import SCRIPT
 
 SPLIT = "test"
 

@@ -5,9 +5,9 @@ from typing import Annotated
 
 import typer
 
-from spalm.engine import EngineName
+from spalm.compute import EngineName
 from spalm.memory import Memory, is_memory
-from spalm.recipe import MODELS, ROWS, ModelName, RowName
+from spalm.runs import NETWORKS, ROWS, NetworkName, RowName
 
 app = typer.Typer(
     help="Language models with a short-term and a long-term memory.",
@@ -21,7 +21,7 @@ MemoryArgument = Annotated[
     Path, typer.Argument(metavar="MEMORY", help="Folder of a memory, of a run, or of a model with a memory.")
 ]
 RunArgument = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a finished run.")]
-ModelArgument = Annotated[ModelName, typer.Argument(help=f"One of {', '.join(MODELS)}.")]
+NetworkArgument = Annotated[NetworkName, typer.Argument(metavar="MODEL", help=f"One of {', '.join(NETWORKS)}.")]
 RowArgument = Annotated[RowName, typer.Argument(help=f"One of {', '.join(ROWS)}.")]
 Assignments = Annotated[
     list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings laid over the recipe.")

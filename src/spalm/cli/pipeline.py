@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 
 from spalm.artifact import Artifact
+from spalm.attachment import Attached, is_attached, remember_files
 from spalm.cli.options import (
     Address,
     Assignments,
@@ -18,7 +19,7 @@ from spalm.cli.options import (
     Device,
     Fsdp,
     MemoryArgument,
-    ModelArgument,
+    NetworkArgument,
     OnEngine,
     Out,
     Ram,
@@ -31,16 +32,13 @@ from spalm.cli.options import (
     memory_at,
     place,
 )
+from spalm.compute import Execution, Hardware, open_engine, ranks_of_torchrun
 from spalm.console import say
 from spalm.corpus import OFFICIAL, download
-from spalm.engine import open_engine
 from spalm.errors import InputError
-from spalm.learning import Hardware, ranks_of_torchrun
 from spalm.memory import describe
 from spalm.neighbours import Kind, make_searcher, parse_size
-from spalm.recipe import Recipe, Run, read_recipe
-from spalm.semiparametric import Attached, is_attached, remember_files
-from spalm.study import print_results
+from spalm.runs import Recipe, Run, print_results, read_recipe
 
 
 @app.command(name="download")
@@ -55,14 +53,14 @@ def download_(
 @app.command()
 def corpus(recipe: RecipeArgument, out: Out, settings: Assignments = None, restart: Restart = False) -> None:
     """Turn a recipe's text into token arrays."""
-    made = Run(_recipe(recipe, settings), out, Hardware(), restart=restart).corpus
+    made = Run(_recipe(recipe, settings), out, Execution(restart=restart)).corpus
     typer.echo(json.dumps(made.facts, indent=2))
 
 
 @app.command()
 def train(
     recipe: RecipeArgument,
-    model: ModelArgument,
+    model: NetworkArgument,
     out: Out,
     settings: Assignments = None,
     device: Device = "auto",
@@ -77,7 +75,8 @@ def train(
     """Train one model of a recipe. With torchrun, on several GPUs or machines."""
     with ranks_of_torchrun() as ranks:
         hardware = Hardware(device, threads, compile, fsdp, ranks)
-        made = Run(_recipe(recipe, settings, bf16), out, hardware, tensorboard, restart, _bytes(ram)).model(model)
+        execution = Execution(hardware, ram=_bytes(ram), restart=restart, tensorboard=tensorboard)
+        made = Run(_recipe(recipe, settings, bf16=bf16), out, execution).network(model)
         if ranks.first:
             typer.echo(json.dumps(made.facts, indent=2))
 
@@ -104,12 +103,12 @@ def remember_(
     if not attached and out is None:
         raise InputError(f"--out is missing: where is the run of {recipe}?")
     with open_engine(engine, address, threads) as opened:
+        execution = Execution(hardware, opened, restart=restart)
         if attached:
             where = place(Path(recipe), engine)
-            memory = remember_files(Attached(where, hardware), text or [], restart, opened)
+            memory = remember_files(Attached(where, hardware), text or [], execution)
         else:
-            chosen = _recipe(recipe, settings, bf16)
-            run = Run(chosen, place(out, engine), hardware, restart=restart, engine=opened)
+            run = Run(_recipe(recipe, settings, bf16=bf16), place(out, engine), execution)
             memory = run.remember(text or [])
     typer.echo(json.dumps(describe(memory), indent=2, ensure_ascii=False))
 
@@ -152,9 +151,10 @@ def neighbours(
 ) -> None:
     """Find the nearest entries of every training, dev and test position, once and for all."""
     wanted = [] if recall is None else [f"neighbours.recall={recall}"]
-    chosen, hardware, size = _recipe(recipe, [*(settings or []), *wanted], bf16), Hardware(device, threads), _bytes(ram)
+    chosen = _recipe(recipe, [*(settings or []), *wanted], bf16=bf16)
     with open_engine(engine, address, threads) as opened:
-        made = Run(chosen, place(out, engine), hardware, False, restart, size, opened).neighbours
+        execution = Execution(Hardware(device, threads), opened, _bytes(ram), restart)
+        made = Run(chosen, place(out, engine), execution).neighbours
     typer.echo(json.dumps(made.facts, indent=2))
 
 
@@ -192,7 +192,8 @@ def evaluate(
     restart: Restart = False,
 ) -> None:
     """Score dev and test with one model of a recipe, keeping every token's log-probability."""
-    run = Run(_recipe(recipe, settings, bf16), out, Hardware(device, threads), False, restart, _bytes(ram))
+    execution = Execution(Hardware(device, threads), ram=_bytes(ram), restart=restart)
+    run = Run(_recipe(recipe, settings, bf16=bf16), out, execution)
     print_results(run.rows(model), run.recipe.title, [], Console())
 
 
@@ -214,14 +215,14 @@ def run(
 ) -> None:
     """Carry out a whole recipe: corpus, models, evaluation, table. Finished stages are skipped, killed ones resume."""
     with ranks_of_torchrun() as ranks:
-        chosen, size = _recipe(recipe, settings, bf16), _bytes(ram)
-        hardware = Hardware(device, threads, compile, fsdp, ranks)
+        chosen, hardware = _recipe(recipe, settings, bf16=bf16), Hardware(device, threads, compile, fsdp, ranks)
         wanted = (engine, address) if ranks.first else ("local", None)  # the others only train
         with open_engine(*wanted, threads) as opened:
-            Run(chosen, place(out, engine), hardware, tensorboard, restart, size, opened).everything(Console())
+            execution = Execution(hardware, opened, _bytes(ram), restart, tensorboard)
+            Run(chosen, place(out, engine), execution).everything(Console())
 
 
-def _recipe(name: str, settings: list[str] | None, bf16: bool = False) -> Recipe:
+def _recipe(name: str, settings: list[str] | None, *, bf16: bool = False) -> Recipe:
     switches = ["training.bf16=true", "evaluation.bf16=true"] if bf16 else []
     return read_recipe(name, [*(settings or []), *switches])
 

@@ -11,6 +11,7 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from spalm.artifact import Artifact
+from spalm.attachment import AttachSettings
 from spalm.cli.options import (
     PORT,
     Assignments,
@@ -24,26 +25,14 @@ from spalm.cli.options import (
     holds_memory,
     memory_at,
 )
+from spalm.compute import Execution, Hardware
 from spalm.console import say
-from spalm.learning import Hardware
 from spalm.memory import describe
 from spalm.neighbours import parse_size, ram_of_the_machine
-from spalm.recipe import Recipe, RowName, read_recipe
-from spalm.semiparametric import AttachSettings, FinishedRun, HeldOut
+from spalm.planning import Cluster, Wanted, parse_count, plan, print_plan
+from spalm.runs import FinishedRun, HeldOut, Recipe, RowName, read_recipe
 from spalm.settings import described
-from spalm.study import (
-    ANALYSES,
-    COUNTS,
-    Cluster,
-    asked_for,
-    available,
-    parse_count,
-    plan,
-    print_plan,
-    study,
-    vary_neighbours,
-    write_report,
-)
+from spalm.study import ANALYSES, COUNTS, asked_for, available, study, vary_neighbours, write_report
 
 
 @app.command(name="study")
@@ -78,7 +67,8 @@ def vary_(
     threads: Threads = None,
 ) -> None:
     """Score dev and test with other numbers of neighbours, for `spalm study DIR neighbours`."""
-    vary_neighbours(FinishedRun(directory), tuple(counts or COUNTS), retrain, Hardware(device, threads))
+    execution = Execution(Hardware(device, threads))
+    vary_neighbours(FinishedRun(directory), tuple(counts or COUNTS), execution, retrain=retrain)
 
 
 @app.command(name="plan")
@@ -95,7 +85,7 @@ def plan_(
     as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
 ) -> None:
     """Say what a memory will cost before it is made: core-hours, RAM, disk, network, and what breaks first."""
-    wanted = read_recipe(recipe, settings or []).memory_of(parse_count(tokens))
+    wanted = Wanted.of(read_recipe(recipe, settings or []), parse_count(tokens))
     size = ram_of_the_machine() if ram is None else parse_size(ram)
     cluster = Cluster(machines, cores or os.cpu_count() or 1, size, parse_size(storage, "--storage"))
     planned = plan(wanted, cluster)
@@ -120,7 +110,9 @@ def explore(
     threads: Threads = None,
 ) -> None:
     """Look into the memory of a finished run in the browser: any text, token by token, with its neighbours."""
-    from spalm.serving import allowed_hosts, make_app, open_explorer, serve  # not needed by any other verb
+    from spalm.generation import open_explorer
+    from spalm.server import allowed_hosts, make_app
+    from spalm.server import listen as serve
 
     explorer = open_explorer(FinishedRun(directory), Hardware(device, threads))
     serve(make_app(explorer, allowed_hosts(host)), host, port, "the explorer")
@@ -129,7 +121,7 @@ def explore(
 @app.command()
 def settings(about: Annotated[str, typer.Argument(help="Only keys that begin so, such as training.")] = "") -> None:
     """List every setting of a recipe, and as attach.KEY and serve.KEY those of these verbs: key, default, meaning."""
-    from spalm.serving import Limits
+    from spalm.server import Limits
 
     table = Table(Column("key", no_wrap=True), "default", "meaning", box=None)
     others = [*described(AttachSettings, "attach."), *described(Limits, "serve.")]

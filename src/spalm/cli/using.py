@@ -8,13 +8,11 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from spalm.attachment import Attached, AttachSettings, attach, print_attached, score_files
 from spalm.cli.options import PORT, Address, Device, Host, OnEngine, Port, Restart, Threads, app, place
+from spalm.compute import Execution, Hardware, open_engine
 from spalm.console import say
-from spalm.engine import open_engine
-from spalm.learning import Hardware
-from spalm.semiparametric import Attached, AttachSettings, attach, score_files
 from spalm.settings import read_settings
-from spalm.study import print_attached
 
 LiveArgument = Annotated[Path, typer.Argument(metavar="DIR", help="What `spalm attach` made, or a finished run.")]
 OfRun = Annotated[str | None, typer.Option(help="Of a finished run: which of its models; default spalm-adaptive.")]
@@ -43,7 +41,8 @@ def attach_(
     if engine != "local" and Path(model).exists():
         model = str(place(Path(model), engine))
     with open_engine(engine, address, threads) as opened:
-        made = attach(model, texts, place(out, engine), asked, Hardware(device, threads), restart, opened)
+        execution = Execution(Hardware(device, threads), opened, restart=restart)
+        made = attach(model, texts, place(out, engine), asked, execution)
     print_attached(made, Console())
 
 
@@ -75,7 +74,7 @@ def generate(
     threads: Threads = None,
 ) -> None:
     """Go on with a text, token by token."""
-    from spalm.serving import Sampling, open_live, write  # not needed by other verbs
+    from spalm.generation import Sampling, open_live, write  # not needed by other verbs
 
     asked = Sampling.parse(
         {
@@ -112,7 +111,8 @@ def serve_(
     threads: Threads = None,
 ) -> None:
     """Serve a model with a memory: OpenAI-style completions, documents to add and delete, the explorer's page."""
-    from spalm.serving import Limits, allowed_hosts, open_server, serve  # not needed by other verbs
+    from spalm.server import Limits, allowed_hosts, open_server  # not needed by other verbs
+    from spalm.server import listen as serve
 
     asked = read_settings(Limits, limits or [])
     served = open_server(directory, Hardware(device, threads), model, asked, key, allowed_hosts(host))

@@ -13,15 +13,16 @@ import numpy as np
 from pydantic import Field
 
 from spalm import artifact
+from spalm.artifact import Stage
 from spalm.console import Bar, bar
 from spalm.corpus import tokeniser as tokenisers
-from spalm.corpus.document import PIECE_BYTES, SPLITS, Document, Split
-from spalm.corpus.enwik8 import Enwik8
-from spalm.corpus.news import WmtNews
-from spalm.corpus.text import PythonStdlib, TextFiles
+from spalm.corpus.sources.document import PIECE_BYTES, SPLITS, Document, Split
+from spalm.corpus.sources.enwik8 import Enwik8
+from spalm.corpus.sources.text_files import PythonStdlib, TextFiles
+from spalm.corpus.sources.wikitext import WikiText
+from spalm.corpus.sources.wmt_news import WmtNews
 from spalm.corpus.tokeniser import Tokeniser, TokeniserSettings
 from spalm.corpus.tokens import KIND, VERSION, Corpus, TokenStream, token_dtype
-from spalm.corpus.wikitext import WikiText
 from spalm.errors import InputError
 from spalm.settings import Settings
 
@@ -36,20 +37,12 @@ class CorpusSettings(Settings):
     """How text becomes tokens."""
 
 
-def build_corpus(settings: CorpusSettings, directory: Path, restart: bool = False) -> Corpus:
+def build_corpus(settings: CorpusSettings, directory: Path, *, restart: bool = False) -> Corpus:
     """Makes the token arrays of all three splits at `directory`, or finds them made from the same text before."""
     files = settings.source.files()
     content = artifact.digest_of_json([(name, artifact.digest_of_file(path)) for name, path in files])
-    artifact.stage(
-        directory,
-        KIND,
-        VERSION,
-        settings.as_json(),
-        {"text": content},
-        lambda draft: _make(settings, draft),
-        restart,
-        cheap=True,
-    )
+    stage = Stage(KIND, VERSION, settings.as_json(), {"text": content}, cheap=True)
+    stage.make(directory, lambda draft: _make(settings, draft), restart=restart)
     return Corpus(directory)
 
 

@@ -17,7 +17,7 @@ from pydantic import Field
 from tokenizers import Tokenizer as Bpe
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from spalm.corpus.pretrained import PretrainedTokens
+from spalm.corpus.pretrained_tokeniser import PretrainedTokens
 from spalm.corpus.spelling import spelled, spelled_letters
 from spalm.errors import InputError
 from spalm.settings import Settings
@@ -33,11 +33,11 @@ class TokeniserSettings(Settings):
     pretrained: of a pretrained model."""
     path: str | None = None
     """pretrained: the model's folder, with config.json and tokenizer.json."""
-    size: int | None = Field(None, gt=1)
+    size: int | None = Field(default=None, gt=1)
     """Vocabulary size of bpe, or the most words to keep; bytes have 256."""
     mark_documents: bool = True
     """bpe: put a token after every document. Switch off for text whose published figures have none (WikiText)."""
-    sample_bytes: int = Field(64_000_000, gt=0)
+    sample_bytes: int = Field(default=64_000_000, gt=0)
     """bpe: learn the merges from at most this much of the training split."""
 
 

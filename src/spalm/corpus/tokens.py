@@ -9,7 +9,7 @@ import numpy as np
 
 from spalm.artifact import Artifact
 from spalm.corpus import tokeniser as tokenisers
-from spalm.corpus.document import SPLITS, Split
+from spalm.corpus.sources.document import SPLITS, Split
 from spalm.corpus.tokeniser import Tokeniser
 
 KIND = "corpus"

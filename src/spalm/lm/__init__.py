@@ -1,7 +1,7 @@
 """Tokens in, a language model out: relative attention, transformer-XL, tied vocabularies, how a model reads text."""
 
 from spalm.lm.flops import count_flops
-from spalm.lm.following import Following
+from spalm.lm.incremental import IncrementalReader
 from spalm.lm.interface import LanguageModel
 from spalm.lm.reading import Reading, hidden_states, log_probabilities
 from spalm.lm.state import State, remembered
@@ -11,7 +11,7 @@ from spalm.lm.vocabulary import AdaptiveVocabulary, Vocabulary
 
 __all__ = [
     "AdaptiveVocabulary",
-    "Following",
+    "IncrementalReader",
     "LanguageModel",
     "ModelSettings",
     "NetworkSettings",

@@ -2,6 +2,7 @@
 
 from typing import Any, Protocol
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -15,6 +16,12 @@ class LanguageModel(Protocol):
     """
 
     width: int
+    """Size of a hidden state."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where its parameters are."""
+        ...
 
     def start(self, memory_length: int, longest_segment: int) -> Any:
         """An empty state that will remember `memory_length` tokens, to be read in segments of at most that length."""

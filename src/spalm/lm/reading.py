@@ -7,7 +7,7 @@ instead: each of them reads `segment` tokens and keeps the hidden states of its 
 each from its own beginning, so that nothing of one is in the hidden states of another.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from spalm.corpus import TokenSplit
+from spalm.corpus import TokenSplit, TokenStream
 from spalm.errors import InputError
 from spalm.lm.interface import LanguageModel
 
@@ -47,28 +47,29 @@ Hidden = tuple[Int[np.ndarray, "n"], Float[Tensor, "n width"]]
 
 
 @torch.inference_mode()
-def hidden_states(
-    model: LanguageModel, split: TokenSplit, reading: Reading, start: int, stop: int, device: torch.device
-) -> Iterator[Hidden]:
-    """Yields (positions, hidden states) until every position of [start, stop) has come, in groups of any order.
+def hidden_states(model: LanguageModel, stream: TokenStream, reading: Reading, wanted: range) -> Iterator[Hidden]:
+    """Yields (positions, hidden states) until every position of a range has come, in groups of any order.
 
-    `start` must lie on the grid of strides, so that a position's result does not depend on where reading began.
+    The range must begin on the grid of strides, so that a position's result does not depend on where reading began.
     """
+    start, stop = wanted.start, wanted.stop
     assert reading.by_document or start % reading.stride == 0
     run = _by_document if reading.by_document else _carried if reading.memory else _windows
-    for positions, hidden in run(model, split, reading, start, stop, device):
-        wanted = (positions >= start) & (positions < stop)
-        if wanted.all():
+    for positions, hidden in run(model, stream, reading, start, stop):
+        inside = (positions >= start) & (positions < stop)
+        if inside.all():
             yield positions.reshape(-1), hidden.flatten(0, 1)
-        elif wanted.any():
-            yield positions[wanted], hidden[torch.from_numpy(wanted).to(hidden.device)]
+        elif inside.any():
+            yield positions[inside], hidden[torch.from_numpy(inside).to(hidden.device)]
 
 
-def _inputs(split: TokenSplit, positions: np.ndarray, device: torch.device) -> Tensor:
-    return torch.from_numpy(split.inputs(np.minimum(positions, len(split) - 1))).to(device)
+def _inputs(stream: TokenStream, positions: np.ndarray, device: torch.device) -> Tensor:
+    return torch.from_numpy(stream.inputs(np.minimum(positions, len(stream) - 1))).to(device)
 
 
-def _windows(model, split, reading: Reading, start: int, stop: int, device) -> Iterator[tuple[np.ndarray, Tensor]]:
+def _windows(
+    model: LanguageModel, stream: TokenStream, reading: Reading, start: int, stop: int
+) -> Iterator[tuple[np.ndarray, Tensor]]:
     """Overlapping windows without memory. Those at the very beginning, which have less context, are read one by one."""
     context = reading.segment - reading.stride
     ends = np.arange(start, stop, reading.stride) + reading.stride
@@ -77,24 +78,26 @@ def _windows(model, split, reading: Reading, start: int, stop: int, device) -> I
     for group in groups:
         length = min(reading.segment, int(group[0]))
         positions = group[:, None] - length + np.arange(length)
-        hidden = model.hidden(_inputs(split, positions, device), None)
+        hidden = model.hidden(_inputs(stream, positions, model.device), None)
         kept = min(context, length - reading.stride)
         yield positions[:, kept:], hidden[:, kept:]
 
 
-def _by_document(model, split, reading: Reading, start: int, stop: int, device) -> Iterator[tuple[np.ndarray, Tensor]]:
+def _by_document(
+    model: LanguageModel, stream: TokenStream, reading: Reading, start: int, stop: int
+) -> Iterator[tuple[np.ndarray, Tensor]]:
     """Overlapping windows within documents. Shorter ones are filled up on the right, which nobody sees."""
     windows = [
         window
-        for document in range(*split.documents_of(np.array([start, stop - 1])) + np.array([0, 1]))
-        for window in _windows_of(int(split.begins[document]), int(split.ends[document]), reading)
+        for document in range(*stream.documents_of(np.array([start, stop - 1])) + np.array([0, 1]))
+        for window in _windows_of(int(stream.begins[document]), int(stream.ends[document]), reading)
         if window[2] > start and window[1] < stop
     ]
     for group in (windows[i : i + reading.lanes] for i in range(0, len(windows), reading.lanes)):
         begins = np.array([begin for begin, _, _ in group])[:, None]
         positions = begins + np.arange(max(last - begin for begin, _, last in group))
-        inputs = _inputs(split, positions, device)
-        inputs[np.isin(begins[:, 0], split.begins), 0] = split.start
+        inputs = _inputs(stream, positions, model.device)
+        inputs[np.isin(begins[:, 0], stream.begins), 0] = stream.start
         hidden = model.hidden(inputs, None)
         for lane, (begin, first, last) in enumerate(group):
             new = slice(first - begin, last - begin)
@@ -110,7 +113,9 @@ def _windows_of(begin: int, end: int, reading: Reading) -> Iterator[tuple[int, i
         new, last = last, min(end, last + reading.stride)
 
 
-def _carried(model, split, reading: Reading, start: int, stop: int, device) -> Iterator[tuple[np.ndarray, Tensor]]:
+def _carried(
+    model: LanguageModel, stream: TokenStream, reading: Reading, start: int, stop: int
+) -> Iterator[tuple[np.ndarray, Tensor]]:
     """Lanes with a carried memory. A lane that begins at the start of the text has an empty one, so it reads alone."""
     first, last = start // reading.segment, -(-stop // reading.segment)
     count = last - first
@@ -126,27 +131,20 @@ def _carried(model, split, reading: Reading, start: int, stop: int, device) -> I
         begins = np.array(group)[:, None]
         for segment in range(-early, length):
             positions = (begins + segment) * reading.segment + np.arange(reading.segment)
-            hidden = model.hidden(_inputs(split, positions, device), state)
+            hidden = model.hidden(_inputs(stream, positions, model.device), state)
             if segment >= 0:
                 yield positions, hidden
 
 
 def log_probabilities(
-    model: LanguageModel,
-    split: TokenSplit,
-    reading: Reading,
-    start: int,
-    stop: int,
-    device: torch.device,
-    progress: Callable[[int], None] = lambda _: None,
+    model: LanguageModel, split: TokenSplit, reading: Reading, positions: range
 ) -> Float[np.ndarray, "positions"]:
-    """log p(x_{t+1} | x_<=t) of every position of [start, stop), in order."""
-    found = np.full(stop - start, np.nan, np.float32)
-    for positions, hidden in hidden_states(model, split, reading, start, stop, device):
-        targets = torch.from_numpy(split.targets(positions)).to(device)
+    """Returns log p(x_{t+1} | x_<=t) of every position of a range, in order."""
+    found = np.full(len(positions), np.nan, np.float32)
+    for group, hidden in hidden_states(model, split, reading, positions):
+        targets = torch.from_numpy(split.targets(group)).to(model.device)
         with torch.inference_mode():
-            found[positions - start] = model.target_log_probabilities(hidden, targets).cpu().numpy()
-        progress(len(positions))
+            found[group - positions.start] = model.target_log_probabilities(hidden, targets).cpu().numpy()
     refuse_divergence(found)
     return found
 

@@ -1,17 +1,19 @@
 """Tokens to a trained language model: the stage of the transformer and of transformer-XL."""
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from spalm.artifact import Artifact
+from spalm.artifact import Artifact, Stage
+from spalm.compute import Execution
 from spalm.corpus import Batch, Corpus
-from spalm.learning import BEST, KEPT, Hardware, TrainingSettings, fit, load_parameters, training_stage
 from spalm.lm.reading import Reading, log_probabilities
 from spalm.lm.state import remembered
 from spalm.lm.transformer import NetworkSettings, Transformer
 from spalm.settings import Settings
+from spalm.training import BEST, KEPT, Progress, TrainingSettings, TrainingTask, load_parameters, train, training_stage
 
 KIND = "language model"
 VERSION = 1
@@ -36,42 +38,36 @@ def segment_loss(model: Transformer, memory_length: int, batch: Batch, memory: l
     return loss, remembered(memory or None, layer_inputs, memory_length)
 
 
-def train_model(
-    settings: ModelSettings,
-    corpus: Corpus,
-    directory: Path,
-    name: str,
-    hardware: Hardware,
-    tensorboard: bool = False,
-    restart: bool = False,
-) -> "TrainedModel":
+def train_model(settings: ModelSettings, corpus: Corpus, directory: Path, execution: Execution) -> "TrainedModel":
     """Trains at `directory`, continues there, or finds the model trained before."""
 
     def make(where: Path) -> tuple[dict, list[str]]:
         model = Transformer(settings.network, corpus.vocabulary).initialise(settings.training.seed)
-        progress = fit(
-            model,
-            lambda model, batch, memory: segment_loss(model, settings.training.memory_length, batch, memory),
-            corpus.split("train"),
-            lambda: dev_loss(model, corpus, settings),
-            settings.training,
-            where,
-            f"train {name}",
-            hardware,
-            tensorboard,
+        task = TrainingTask(
+            title=f"train {directory.name}",
+            model=model,
+            loss=lambda model, batch, memory: segment_loss(model, settings.training.memory_length, batch, memory),
+            train=corpus.split("train"),
+            dev_loss=lambda: dev_loss(model, corpus, settings),
+            settings=settings.training,
             keep=settings.keep_step,
         )
-        facts = {
-            "vocabulary": corpus.vocabulary,
-            "parameters": parameter_count(model),
-            "best_dev_loss": progress.best_dev,
-            "best_step": progress.best_step,
-        }
+        facts = training_facts(model, corpus, train(task, where, execution))
         return facts, [BEST, KEPT] if settings.keep_step else [BEST]
 
-    parents = {"corpus": corpus.digest}
-    training_stage(directory, KIND, VERSION, settings.as_json(), parents, make, restart, hardware.ranks)
+    stage = Stage(KIND, VERSION, settings.as_json(), {"corpus": corpus.digest})
+    training_stage(stage, directory, make, execution)
     return TrainedModel(directory)
+
+
+def training_facts(model: nn.Module, corpus: Corpus, progress: Progress) -> dict[str, Any]:
+    """Returns what the manifest of a trained model says of it."""
+    return {
+        "vocabulary": corpus.vocabulary,
+        "parameters": parameter_count(model),
+        "best_dev_loss": progress.best_dev,
+        "best_step": progress.best_step,
+    }
 
 
 def dev_loss(model: Transformer, corpus: Corpus, settings: ModelSettings) -> float:
@@ -81,8 +77,7 @@ def dev_loss(model: Transformer, corpus: Corpus, settings: ModelSettings) -> flo
     stop = min(training.dev_tokens or len(split), len(split))
     reading = Reading.of(settings.network.layers, training.segment_length, training.memory_length, DEV_LANES)
     model.eval()
-    device = next(model.parameters()).device
-    found = log_probabilities(model, split, reading, 0, stop, device)
+    found = log_probabilities(model, split, reading, range(stop))
     model.train()
     return -float(found.mean(dtype="float64"))
 

@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from spalm.lm.dropout import Dropout
-from spalm.lm.relative import attend, sinusoids
+from spalm.lm.relative_attention import attend, sinusoids
 from spalm.lm.state import LayerState, State
 from spalm.lm.vocabulary import AdaptiveVocabulary, Vocabulary
 from spalm.settings import Settings
@@ -30,13 +30,13 @@ class NetworkSettings(Settings):
     """Size of a head's queries, keys and values; heads times head_width may differ from width."""
     feed_forward: int = Field(gt=0)
     """Size of the feed-forward layer's middle."""
-    dropout: float = Field(0.0, ge=0, lt=1)
+    dropout: float = Field(default=0.0, ge=0, lt=1)
     """Rate on embeddings, sublayer outputs and the feed-forward middle; there is none on attention weights."""
     norm: Literal["pre", "post"] = "pre"
     """Layer norm before each sublayer (and once at the end) or, as in transformer-XL, after it."""
     cutoffs: list[int] = []
     """First token of each tail of an adaptive softmax, in rising order; empty for a plain softmax."""
-    shrink: int = Field(1, gt=0)
+    shrink: int = Field(default=1, gt=0)
     """Each further tail of the adaptive softmax has embeddings this many times narrower."""
 
     @model_validator(mode="after")
@@ -129,6 +129,11 @@ class Transformer(nn.Module):
         self.layers = nn.ModuleList(Layer(settings) for _ in range(settings.layers))
         self.final_norm = nn.LayerNorm(settings.width) if settings.norm == "pre" else nn.Identity()
         self.dropout = Dropout(settings.dropout)
+
+    @property
+    def device(self) -> torch.device:
+        """Where its parameters are."""
+        return self.layers[0].attention.content_bias.device
 
     def initialise(self, seed: int) -> "Transformer":
         """Fills the parameters; the same seed gives the same network."""

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from pydantic import Field
 
+from spalm.compute import SentByFields
 from spalm.corpus import TokenStream
-from spalm.engine import Travelling
 from spalm.errors import InputError
 from spalm.lm import LanguageModel, Reading, TrainedModel, hidden_states
 from spalm.lm.reading import Hidden
@@ -18,13 +18,13 @@ from spalm.settings import Settings
 
 
 class MemorySettings(Settings):
-    stride: int | None = Field(None, gt=0)
+    stride: int | None = Field(default=None, gt=0)
     """New tokens in each window of one segment; the rest of the window is left context. Default: half a segment."""
-    carried: int = Field(0, ge=0)
+    carried: int = Field(default=0, ge=0)
     """Instead of overlapping windows: length of the short-term memory that is carried from segment to segment."""
-    key_width: int | None = Field(None, gt=0)
+    key_width: int | None = Field(default=None, gt=0)
     """Reduce keys to this many dimensions, by a projection learned from them; default: keep them whole."""
-    lanes: int = Field(16, gt=0)
+    lanes: int = Field(default=16, gt=0)
     """Places of the text read side by side. It changes the speed, not the keys."""
 
     def stride_in(self, segment: int) -> int:
@@ -36,7 +36,7 @@ class MemorySettings(Settings):
 
 
 @dataclass(frozen=True)
-class Encoder(Travelling):
+class Encoder(SentByFields):
     """Reads text and gives a hidden state for each position."""
 
     digest: str
@@ -70,7 +70,7 @@ class Encoder(Travelling):
 
     def hidden(self, stream: TokenStream, start: int, stop: int) -> Iterator[Hidden]:
         """(positions, hidden states) of [start, stop) in any order; `start` lies on the grid of strides."""
-        return hidden_states(self.model, stream, self.reading, start, stop, self.device())
+        return hidden_states(self.model, stream, self.reading, range(start, stop))
 
     def keys(
         self,

@@ -12,7 +12,8 @@ from jaxtyping import Float, Int
 
 from spalm.errors import InputError
 
-NOT_THERE = -1
+MISSING = -1
+"""Stands for an entry, a row or a document that there is not."""
 
 What = Literal["keys", "tokens"]
 
@@ -38,21 +39,21 @@ class Documents:
         return self.first_ids + self.entries
 
     def index_of(self, ids: Int[np.ndarray, "*n"]) -> Int[np.ndarray, "*n"]:
-        """Which document an entry is of, NOT_THERE for ids of none."""
+        """Which document an entry is of, MISSING for ids of none."""
         if not len(self):
-            return np.full(np.shape(ids), NOT_THERE)
+            return np.full(np.shape(ids), MISSING)
         index = np.searchsorted(self.first_ids, ids, side="right") - 1
         inside = (index >= 0) & (ids < self._ends[index.clip(0)])
-        return np.where(inside, index, NOT_THERE)
+        return np.where(inside, index, MISSING)
 
     def numbers_of(self, ids: Int[np.ndarray, "*n"]) -> Int[np.ndarray, "*n"]:
-        """The number of an entry's document, NOT_THERE for ids of none."""
+        """The number of an entry's document, MISSING for ids of none."""
         index = self.index_of(ids)
-        return np.where(index == NOT_THERE, NOT_THERE, self.numbers[index.clip(0)] if len(self) else NOT_THERE)
+        return np.where(index == MISSING, MISSING, self.numbers[index.clip(0)] if len(self) else MISSING)
 
 
 @dataclass(frozen=True)
-class Source:
+class EntrySource:
     """Where an entry comes from."""
 
     document: str
@@ -82,13 +83,13 @@ class Entries:
         return self._runs[run, 0] + rows - self._starts[run]
 
     def rows(self, ids: Int[np.ndarray, "*n"]) -> Int[np.ndarray, "*n"]:
-        """The rows of entries, NOT_THERE for ids that are not alive."""
+        """The rows of entries, MISSING for ids that are not alive."""
         if not len(self):
-            return np.full(np.shape(ids), NOT_THERE)
+            return np.full(np.shape(ids), MISSING)
         run = np.searchsorted(self._runs[:, 0], ids, side="right") - 1
         offset = ids - self._runs[run.clip(0), 0]
         alive = (run >= 0) & (offset < self._runs[run.clip(0), 1])
-        return np.where(alive, self._starts[run.clip(0)] + offset, NOT_THERE)
+        return np.where(alive, self._starts[run.clip(0)] + offset, MISSING)
 
     def first_row(self, id: int) -> int:
         """The row of the first entry with this id or a higher one."""
@@ -133,11 +134,11 @@ class Entries:
         return self._take("tokens", rows)
 
     def tokens_of(self, ids: Int[np.ndarray, "*n"]) -> Int[np.ndarray, "*n"]:
-        """The values of entries by their ids, NOT_THERE for those that are not alive."""
+        """The values of entries by their ids, MISSING for those that are not alive."""
         rows = self.rows(ids)
         if not len(self):
-            return np.full(np.shape(ids), NOT_THERE)
-        return np.where(rows == NOT_THERE, NOT_THERE, self.take_tokens(rows.clip(0)))
+            return np.full(np.shape(ids), MISSING)
+        return np.where(rows == MISSING, MISSING, self.take_tokens(rows.clip(0)))
 
     def fetch(self, rows: Int[np.ndarray, "n"]) -> None:
         """Has the system read the keys of these rows from disk, all of them at once and nothing around them.
@@ -163,12 +164,12 @@ class Entries:
         for here in np.split(order, np.flatnonzero(np.diff(shard[order])) + 1) if len(order) else []:
             yield int(shard[here[0]]), here, place[here]
 
-    def source(self, id: int) -> Source | None:
+    def source(self, id: int) -> EntrySource | None:
         """The document and the place in it that an entry comes from; None if it is not alive."""
         index = int(self.documents_held.index_of(np.array(id)))
-        if index == NOT_THERE:
+        if index == MISSING:
             return None
-        return Source(self.documents_held.names[index], id - int(self.documents_held.first_ids[index]))
+        return EntrySource(self.documents_held.names[index], id - int(self.documents_held.first_ids[index]))
 
     def around(self, id: int, before: int, after: int) -> Int[np.ndarray, "tokens"]:
         """The tokens of a live entry's document from `before` entries before it to `after` behind it."""

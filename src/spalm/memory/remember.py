@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from spalm.artifact import only_writer, set_aside
+from spalm.compute import Execution, Part, ProgressCallback, SentByFields, in_order, parts
 from spalm.console import bar, say
 from spalm.corpus import Corpus, Split, TokenStream
-from spalm.engine import LOCAL, Engine, Part, Told, Travelling, in_order, parts
 from spalm.errors import InputError
 from spalm.memory.encoder import Encoder, MemorySettings
 from spalm.memory.projection import Projection
@@ -35,7 +35,7 @@ def source_of_text(stream: TokenStream) -> dict[str, Any]:
 
 
 def open_memory(
-    directory: Path, encoder: Encoder, settings: MemorySettings, stream: TokenStream, restart: bool = False
+    directory: Path, encoder: Encoder, settings: MemorySettings, stream: TokenStream, *, restart: bool = False
 ) -> Memory:
     """The memory at `directory` for keys of this encoder; an empty one, made now, if there is none.
 
@@ -82,15 +82,17 @@ def remember(
     encoder: Encoder,
     stream: TokenStream,
     source: dict[str, Any],
-    restart: bool = False,
-    go_on: Callable[[], None] = lambda: None,
-    engine: Engine = LOCAL,
+    *,
+    execution: Execution | None = None,
+    check: Callable[[], None] = lambda: None,
 ) -> bool:
-    """Adds the documents of `stream` to the memory; False if they, or some of them, are there already.
+    """Adds the documents of `stream` to the memory; returns False if they, or some of them, are there already.
 
     A killed run goes on after its last whole shard. The documents become visible together, when all are written.
-    `go_on` is asked every few windows, and ends the work by raising something.
+    `check` is called every few windows, and ends the work by raising something.
     """
+    execution = execution or Execution()
+    engine, restart = execution.engine, execution.restart
     memory.refuse_others({**encoder.identity, "width": memory.width})
     engine.refuse_unless_shared(memory.directory)
     with only_writer(memory.directory):
@@ -98,7 +100,7 @@ def remember(
         if memory.remembers(source):
             say(f"{memory.directory}: remembered before, unchanged")
             return False
-        batch, first_id = _claim(memory, source, len(stream), restart)
+        batch, first_id = _claim(memory, source, len(stream), restart=restart)
         stride = encoder.reading.stride
         most = min(memory.entries_per_shard, encoder.entries_per_shard or memory.entries_per_shard)
         size = stride * max(1, most // stride)
@@ -106,20 +108,20 @@ def remember(
         writing = _Writing(memory, encoder, stream, memory.next_shard())
         with bar(f"remember {len(stream.names):,} document(s)", len(stream), done) as shown:
 
-            def told(positions: int) -> None:
+            def progress(positions: int) -> None:
                 shown.advance(positions)
-                go_on()
+                check()
 
             shards = parts(done, len(stream), size)
             # In order: a run that goes on does so after the last.
-            for part, digests in in_order(engine.each(writing, shards, told, engine.threads)):
+            for part, digests in in_order(engine.each(writing, shards, progress, engine.threads)):
                 _add_shard(memory, batch, first_id, writing.shard(part), part, digests)
                 shown.say(f"{part.last:,} entries of width {memory.width}")
         _publish(memory, batch, first_id, stream)
     return True
 
 
-def _claim(memory: Memory, source: dict[str, Any], entries: int, restart: bool) -> tuple[int, int]:
+def _claim(memory: Memory, source: dict[str, Any], entries: int, *, restart: bool) -> tuple[int, int]:
     """The batch to be written and the id of its first entry: begun now, or by a run that was killed."""
     name = json.dumps(source, sort_keys=True)
     with memory.catalogue.change() as connection:
@@ -149,7 +151,7 @@ def _written(memory: Memory, batch: int) -> int:
 
 
 @dataclass(frozen=True)
-class _Writing(Travelling):
+class _Writing(SentByFields):
     """Makes the keys of a part of the text, and of them a shard, which counts once the catalogue names it."""
 
     memory: Memory
@@ -164,10 +166,10 @@ class _Writing(Travelling):
     def shard(self, part: Part) -> int:
         return self.first_shard + part.number
 
-    def __call__(self, part: Part, told: Told) -> tuple[str, str]:
+    def __call__(self, part: Part, progress: ProgressCallback) -> tuple[str, str]:
         """Returns the digests of the shard's files."""
         memory, (first, last) = self.memory, (part.first, part.last)
-        keys = self.encoder.keys(self.stream, first, last, memory.keys_of, memory.width, told)
+        keys = self.encoder.keys(self.stream, first, last, memory.keys_of, memory.width, progress)
         return memory.write_shard(self.shard(part), keys, self.stream.targets(np.arange(first, last)))
 
 

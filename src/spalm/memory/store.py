@@ -264,7 +264,7 @@ class Memory:
         digests, mark = [], f".{secrets.token_hex(4)}"  # a worker that was given up may still be writing the same
         for what, array in (("keys", keys), ("tokens", tokens)):
             content = np.ascontiguousarray(array, self.shards.kinds[what][0]).tobytes()
-            write_atomically(self.shards.path(what, shard), content, mark)
+            write_atomically(self.shards.path(what, shard), content, mark=mark)
             digests.append(hashlib.sha256(content).hexdigest())
         folder = os.open(self.shards.folder, os.O_RDONLY)
         os.fsync(folder)  # the catalogue must not name files whose own names a power cut can still undo

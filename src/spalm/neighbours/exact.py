@@ -6,9 +6,9 @@ import numpy as np
 import torch
 from jaxtyping import Float, Int
 
-from spalm.neighbours.best import Best
 from spalm.neighbours.exclusion import Askers
-from spalm.neighbours.kernels import NOTHING
+from spalm.neighbours.kernels import MISSING
+from spalm.neighbours.topk import Best
 from spalm.neighbours.workers import Map, chunks
 
 _QUERIES = 1024
@@ -36,16 +36,16 @@ def nearest(
 ) -> tuple[Int[np.ndarray, "n count"], Float[np.ndarray, "n count"]]:
     """The rows of the `count` nearest keys of every query and their squared distances, nearest first.
 
-    Where there are fewer, the row is NOTHING and the distance infinite.
+    Where there are fewer, the row is MISSING and the distance infinite.
     """
     askers = Askers.strangers(len(queries)) if askers is None else askers
-    rows = np.full((len(queries), count), NOTHING, np.int64)
+    rows = np.full((len(queries), count), MISSING, np.int64)
     distances = np.full(rows.shape, np.inf, np.float32)
     for first, last in chunks(0, len(queries), _QUERIES):
         part = np.ascontiguousarray(queries[first:last], np.float32)
         best = _best(part, keys, count, in_parallel, askers[first:last])
         gaps = ((keys.take(best.rows.clip(0)).astype(np.float32) - part[:, None]) ** 2).sum(2)
-        gaps[best.rows == NOTHING] = np.inf
+        gaps[best.rows == MISSING] = np.inf
         order = np.argsort(gaps, axis=1, kind="stable")
         rows[first:last] = np.take_along_axis(best.rows, order, 1)
         distances[first:last] = np.take_along_axis(gaps, order, 1)

@@ -13,7 +13,7 @@ STRANGER = np.iinfo(np.int64).min // 2
 
 
 class Exclusion(Settings):
-    window: int = Field(0, ge=0)
+    window: int = Field(default=0, ge=0)
     """Entries this near a training position, before and after it, are never its neighbours; 0: only itself."""
     document: bool = False
     """A training position's neighbours come from other documents only."""

@@ -7,8 +7,8 @@ A score is q.k - |k|^2 / 2: it falls as the distance of query q and key k grows.
 import numba
 import numpy as np
 
-NOTHING = -1
-"""In place of the row or the id of a neighbour where there are not enough of them."""
+from spalm.memory import MISSING
+
 _TILE = 64
 """Scores that are compared with the bar at once, before any of them is looked at: most tiles hold nothing new."""
 
@@ -83,10 +83,10 @@ def _squared_gap(half, vector):
 
 @_compiled
 def squared_distances(halves, rows, vectors, out):
-    """out[i, j] is that of vector i and row rows[i, j] of `halves`, float16 as it is stored; infinite for NOTHING."""
+    """out[i, j] is that of vector i and row rows[i, j] of `halves`, float16 as it is stored; infinite for MISSING."""
     for i in range(rows.shape[0]):
         for j in range(rows.shape[1]):
-            out[i, j] = np.inf if rows[i, j] == NOTHING else _squared_gap(halves[rows[i, j]], vectors[i])
+            out[i, j] = np.inf if rows[i, j] == MISSING else _squared_gap(halves[rows[i, j]], vectors[i])
 
 
 @_compiled

@@ -9,7 +9,7 @@ from spalm.artifact import Artifact
 from spalm.corpus import Split
 from spalm.errors import InputError
 from spalm.memory import Entries, Memory
-from spalm.neighbours.kernels import NOTHING
+from spalm.neighbours.kernels import MISSING
 
 KIND = "neighbours"
 VERSION = 1
@@ -37,7 +37,7 @@ class NeighbourTable(Artifact):
     def read(
         self, split: Split, positions: Int[np.ndarray, "n"]
     ) -> tuple[Int[np.ndarray, "n count"], Float[np.ndarray, "n count"]]:
-        """(ids, squared distances) of positions; where there is no neighbour, NOTHING and infinity."""
+        """(ids, squared distances) of positions; where there is no neighbour, MISSING and infinity."""
         ids = self.array(f"{split}.ids")[positions].astype(np.int64)
         distances = self.array(f"{split}.distances")[positions]
         return without_the_forgotten(ids, distances, self.memory.entries())
@@ -57,5 +57,5 @@ def without(
     if not dead.any():
         return ids, distances
     order = np.argsort(dead, axis=1, kind="stable")
-    ids, distances = np.where(dead, NOTHING, ids), np.where(dead, np.float32(np.inf), distances)
+    ids, distances = np.where(dead, MISSING, ids), np.where(dead, np.float32(np.inf), distances)
     return np.take_along_axis(ids, order, 1), np.take_along_axis(distances, order, 1)

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from spalm.engine.local import compute_with
+from spalm.compute.local_engine import compute_with
 
 Map = Callable[[Callable[[Any], Any], Iterable[Any]], list[Any]]
 """Applies a function to every task and returns the results in the tasks' order."""

@@ -18,7 +18,7 @@ from jaxtyping import Float, Int
 from pydantic import Field
 from torch import Tensor, nn
 
-from spalm.semiparametric.fitting import fit
+from spalm.semiparametric.fitting import fit_network
 from spalm.semiparametric.knn import over_vocabulary
 from spalm.semiparametric.retrieval import Retrieved
 from spalm.settings import Settings
@@ -34,26 +34,26 @@ _NEAR = 0.01
 
 
 class AdaptiveSettings(Settings):
-    neighbours: int = Field(256, gt=0)
+    neighbours: int = Field(default=256, gt=0)
     """Retrieved tokens that it sees; not more than the table holds."""
-    width: int = Field(64, gt=0)
+    width: int = Field(default=64, gt=0)
     """Size of its two inner layers."""
-    passes: int = Field(6, gt=0)
+    passes: int = Field(default=6, gt=0)
     """Times that it reads the positions it learns from."""
-    batch_size: int = Field(2048, gt=0)
+    batch_size: int = Field(default=2048, gt=0)
     """Positions of a step."""
-    learning_rate: float = Field(2e-3, gt=0)
+    learning_rate: float = Field(default=2e-3, gt=0)
     """Highest learning rate; it falls along a cosine to nothing."""
-    weight_decay: float = Field(0.01, ge=0)
+    weight_decay: float = Field(default=0.01, ge=0)
     """Decoupled weight decay."""
-    dropout: float = Field(0.2, ge=0, lt=1)
+    dropout: float = Field(default=0.2, ge=0, lt=1)
     """Rate on the hidden state that it sees, and inside."""
-    seed: int = Field(1, ge=0)
+    seed: int = Field(default=1, ge=0)
     """Of its parameters and the order of the positions."""
 
 
 @dataclass(frozen=True)
-class Said:
+class BaseOutputs:
     """What the base says at some positions."""
 
     hidden: Float[Tensor, "n width"]
@@ -66,7 +66,7 @@ class Said:
     @classmethod
     def of(
         cls, hidden: Float[Tensor, "n width"], log_probabilities: Float[Tensor, "n vocabulary"], retrieved: Retrieved
-    ) -> "Said":
+    ) -> "BaseOutputs":
         entropy = -(log_probabilities.exp() * log_probabilities).sum(-1)
         return cls(
             hidden,
@@ -76,17 +76,17 @@ class Said:
         )
 
     @classmethod
-    def room(cls, hidden: Float[Tensor, "n width"], retrieved: Retrieved) -> "Said":
+    def room(cls, hidden: Float[Tensor, "n width"], retrieved: Retrieved) -> "BaseOutputs":
         """Of all positions, to be filled: the hidden states are known, the rest is not."""
         return cls(hidden, torch.empty(len(hidden)), torch.empty(len(hidden)), torch.empty(retrieved.tokens.shape))
 
-    def __getitem__(self, which) -> "Said":
-        return Said(self.hidden[which], self.entropy[which], self.highest[which], self.of_retrieved[which])
+    def __getitem__(self, which) -> "BaseOutputs":
+        return BaseOutputs(self.hidden[which], self.entropy[which], self.highest[which], self.of_retrieved[which])
 
-    def __setitem__(self, which, said: "Said") -> None:
+    def __setitem__(self, which, base: "BaseOutputs") -> None:
         """But for the hidden states."""
-        self.entropy[which], self.highest[which] = said.entropy, said.highest
-        self.of_retrieved[which] = said.of_retrieved
+        self.entropy[which], self.highest[which] = base.entropy, base.highest
+        self.of_retrieved[which] = base.of_retrieved
 
 
 class AdaptiveMixture(nn.Module):
@@ -120,69 +120,67 @@ class AdaptiveMixture(nn.Module):
             self.network[-1].bias.copy_(torch.tensor([_TRUST, 0.0, 0.0, _SHARP]))
         return self
 
-    def learn_scales(self, said: Said, retrieved: Retrieved) -> None:
+    def learn_scales(self, base: BaseOutputs, retrieved: Retrieved) -> None:
         """Takes the scales of what it sees from a sample."""
         near = retrieved.distances[..., 0]
         self.usual_distance.fill_(near[torch.isfinite(near)].mean().clamp_min(1e-6))
         self.log_temperature.data.fill_(-2.0)
-        seen = self.seen(said, retrieved)
+        seen = self.seen(base, retrieved)
         self.mean.copy_(seen.mean(0))
         self.spread.copy_(seen.std(0, correction=0).clamp_min(1e-3))
 
-    def seen(self, said: Said, retrieved: Retrieved) -> Float[Tensor, "n seen"]:
+    def seen(self, base: BaseOutputs, retrieved: Retrieved) -> Float[Tensor, "n seen"]:
         """How the neighbours and the base look from outside."""
         tokens, there = retrieved.tokens, retrieved.there
         distances = (retrieved.distances / self.usual_distance).masked_fill(~there, 4.0).clamp_max(4.0)
         weights = torch.softmax(-8 * distances, dim=-1)
         new = _first_of_their_kind(tokens) & there
-        of_retrieved = said.of_retrieved.masked_fill(~there, _LEAST)
+        of_retrieved = base.of_retrieved.masked_fill(~there, _LEAST)
         probabilities = of_retrieved.exp()
         as_first = tokens == tokens[..., :1]
         summary = [
             (weights * as_first).sum(-1),
             (weights * probabilities).sum(-1),
             of_retrieved[..., 0],
-            of_retrieved.amax(-1) - said.highest,
+            of_retrieved.amax(-1) - base.highest,
             (probabilities * new).sum(-1),
             (weights * of_retrieved).sum(-1),
-            said.entropy,
-            said.highest,
+            base.entropy,
+            base.highest,
         ]
         at_ranks = distances[..., self.ranks]
         kinds = new.cumsum(-1)[..., self.ranks].float()
         return torch.cat([at_ranks, (at_ranks + _NEAR).log(), kinds, torch.stack(summary, -1)], dim=-1)
 
     def forward(
-        self, said: Said, retrieved: Retrieved, seen: Float[Tensor, "n seen"] | None = None
+        self, base: BaseOutputs, retrieved: Retrieved, seen: Float[Tensor, "n seen"] | None = None
     ) -> tuple[Float[Tensor, "n"], Float[Tensor, "n count"]]:
         """The logit of lambda_t, and the neighbours' weights; `seen`, if it is at hand already."""
-        seen = ((self.seen(said, retrieved) if seen is None else seen) - self.mean) / self.spread
-        hidden = self.hidden_dropout(self.hidden_norm(said.hidden.float()))
+        seen = ((self.seen(base, retrieved) if seen is None else seen) - self.mean) / self.spread
+        hidden = self.hidden_dropout(self.hidden_norm(base.hidden.float()))
         weight, temperature, agreement, sharpness = self.network(torch.cat([hidden, seen], -1)).unbind(-1)
         there = retrieved.there
         distances = (retrieved.distances / self.usual_distance).masked_fill(~there, 0.0)
         scale = torch.exp(temperature.clamp(-5, 5) - self.log_temperature)[..., None]
-        scores = -scale * distances + agreement[..., None] * said.of_retrieved
+        scores = -scale * distances + agreement[..., None] * base.of_retrieved
         scores = scores - F.softplus(sharpness)[..., None] * (distances + _NEAR).log()
         weights = torch.softmax(scores.masked_fill(~there, -1e9), dim=-1)
         return weight.masked_fill(~there.any(-1), -torch.inf), weights
 
     def target_log_probabilities(
         self,
-        log_base: Float[Tensor, "n"],
-        said: Said,
-        retrieved: Retrieved,
-        targets: Int[Tensor, "n"],
+        examples: "TrainingExamples",
         seen: Float[Tensor, "n seen"] | None = None,
     ) -> Float[Tensor, "n"]:
-        weight, weights = self(said, retrieved, seen)
-        right = (weights * (retrieved.tokens == targets[..., None])).sum(-1)
-        return _mixed(log_base, right, weight)
+        """Returns log p of the token that came at each position."""
+        weight, weights = self(examples.base, examples.retrieved, seen)
+        right = (weights * (examples.retrieved.tokens == examples.targets[..., None])).sum(-1)
+        return _mixed(examples.log_base, right, weight)
 
     def log_probabilities(
-        self, log_base: Float[Tensor, "n vocabulary"], said: Said, retrieved: Retrieved
+        self, log_base: Float[Tensor, "n vocabulary"], base: BaseOutputs, retrieved: Retrieved
     ) -> Float[Tensor, "n vocabulary"]:
-        weight, weights = self(said, retrieved)
+        weight, weights = self(base, retrieved)
         return _mixed(log_base, over_vocabulary(weights, retrieved.tokens, log_base.shape[-1]), weight[..., None])
 
 
@@ -201,10 +199,10 @@ def _first_of_their_kind(tokens: Int[Tensor, "n count"]) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Lesson:
+class TrainingExamples:
     """Positions to learn from: what the base says, what was retrieved, and what came."""
 
-    said: Said
+    base: BaseOutputs
     retrieved: Retrieved
     log_base: Float[Tensor, "n"]
     targets: Int[Tensor, "n"]
@@ -212,20 +210,20 @@ class Lesson:
     def __len__(self) -> int:
         return len(self.targets)
 
-    def __getitem__(self, which) -> "Lesson":
-        return Lesson(self.said[which], self.retrieved[which], self.log_base[which], self.targets[which])
+    def __getitem__(self, which) -> "TrainingExamples":
+        return TrainingExamples(self.base[which], self.retrieved[which], self.log_base[which], self.targets[which])
 
-    def and_then(self, other: "Lesson") -> "Lesson":
+    def and_then(self, other: "TrainingExamples") -> "TrainingExamples":
         """Both, one after the other."""
-        return Lesson(
-            _joined(self.said, other.said),
+        return TrainingExamples(
+            _joined(self.base, other.base),
             _joined(self.retrieved, other.retrieved),
             torch.cat([self.log_base, other.log_base]),
             torch.cat([self.targets, other.targets]),
         )
 
 
-T = TypeVar("T", Said, Retrieved)
+T = TypeVar("T", BaseOutputs, Retrieved)
 
 
 def _joined(one: T, other: T) -> T:
@@ -233,37 +231,34 @@ def _joined(one: T, other: T) -> T:
     return type(one)(*(torch.cat([getattr(one, name), getattr(other, name)]) for name in names))
 
 
-def learn_mixture(settings: AdaptiveSettings, lesson: Lesson) -> AdaptiveMixture:
+def learn_mixture(settings: AdaptiveSettings, examples: TrainingExamples) -> AdaptiveMixture:
     """A mixture that has learned from these positions; the same positions and settings give the same mixture."""
-    neighbours = lesson.retrieved.tokens.shape[-1]
-    mixture = AdaptiveMixture(settings, lesson.said.hidden.shape[-1], neighbours).initialise()
+    neighbours = examples.retrieved.tokens.shape[-1]
+    mixture = AdaptiveMixture(settings, examples.base.hidden.shape[-1], neighbours).initialise()
     order = torch.Generator().manual_seed(settings.seed)
-    sample = lesson[torch.randperm(len(lesson), generator=order)[:16384]]
-    mixture.learn_scales(sample.said, sample.retrieved)
-    parts = (lesson[rows] for rows in torch.arange(len(lesson)).split(settings.batch_size))
-    seen = torch.cat([mixture.seen(part.said, part.retrieved) for part in parts])  # the same in every pass
+    sample = examples[torch.randperm(len(examples), generator=order)[:16384]]
+    mixture.learn_scales(sample.base, sample.retrieved)
+    parts = (examples[rows] for rows in torch.arange(len(examples)).split(settings.batch_size))
+    seen = torch.cat([mixture.seen(part.base, part.retrieved) for part in parts])  # the same in every pass
 
     def loss_of(rows: Tensor) -> Tensor:
-        part = lesson[rows]
-        about = part.log_base, part.said, part.retrieved, part.targets
-        return -mixture.target_log_probabilities(*about, seen[rows]).mean()
+        return -mixture.target_log_probabilities(examples[rows], seen[rows]).mean()
 
-    fit(mixture, settings, len(lesson), loss_of, order)
+    fit_network(mixture, settings, len(examples), loss_of, order)
     return mixture
 
 
-def calibrate(mixture: AdaptiveMixture, lesson: Lesson, steps: int = 60) -> AdaptiveMixture:
+def calibrate(mixture: AdaptiveMixture, examples: TrainingExamples, steps: int = 60) -> AdaptiveMixture:
     """Fits the mixture's few general numbers (how much to trust, how sharply, how much to agree) to other positions."""
     tuned = [mixture.network[-1].bias, mixture.log_temperature]
     for parameter in tuned:
         parameter.requires_grad_(True)
     optimiser = torch.optim.Adam(tuned, 0.03)
-    parts = [lesson[rows] for rows in torch.arange(len(lesson)).split(mixture.settings.batch_size)]
-    seen = [mixture.seen(part.said, part.retrieved) for part in parts]
+    parts = [examples[rows] for rows in torch.arange(len(examples)).split(mixture.settings.batch_size)]
+    seen = [mixture.seen(part.base, part.retrieved) for part in parts]
     for step in range(steps):
         part, known = parts[step % len(parts)], seen[step % len(parts)]
-        about = part.log_base, part.said, part.retrieved, part.targets
-        loss = -mixture.target_log_probabilities(*about, known).mean()
+        loss = -mixture.target_log_probabilities(part, known).mean()
         optimiser.zero_grad(set_to_none=True)
         loss.backward()
         optimiser.step()

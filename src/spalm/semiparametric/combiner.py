@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from spalm.lm import LanguageModel
-from spalm.semiparametric.adaptive import AdaptiveMixture, Said
+from spalm.semiparametric.adaptive import AdaptiveMixture, BaseOutputs
 from spalm.semiparametric.gate import Gate
 from spalm.semiparametric.knn import Knn
 from spalm.semiparametric.retrieval import Retrieved
@@ -83,7 +83,7 @@ class WithMixture:
     ) -> Combined:
         """The same, where the inner combiner's log-probabilities are at hand."""
         retrieved = retrieved.first(self.mixture.neighbours).padded(self.mixture.neighbours)
-        said = Said.of(hidden, base, retrieved)
-        weight, weights = self.mixture(said, retrieved)
-        mixed = self.mixture.log_probabilities(base, said, retrieved)
+        outputs = BaseOutputs.of(hidden, base, retrieved)
+        weight, weights = self.mixture(outputs, retrieved)
+        mixed = self.mixture.log_probabilities(base, outputs, retrieved)
         return Combined(mixed, 1 - torch.sigmoid(weight), weights * retrieved.there)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 
-class Fit(Protocol):
+class FitSettings(Protocol):
     passes: int
     batch_size: int
     learning_rate: float
@@ -15,8 +15,8 @@ class Fit(Protocol):
     seed: int
 
 
-def fit(
-    network: nn.Module, settings: Fit, count: int, loss_of: Callable[[Tensor], Tensor], order: torch.Generator
+def fit_network(
+    network: nn.Module, settings: FitSettings, count: int, loss_of: Callable[[Tensor], Tensor], order: torch.Generator
 ) -> None:
     """Lowers the loss of `count` positions, given as a function of some of their numbers. Leaves the network frozen."""
     optimiser = torch.optim.AdamW(

@@ -23,7 +23,7 @@ from spalm.settings import Settings
 
 
 class GateSettings(Settings):
-    neighbours: int | None = Field(None, ge=0)
+    neighbours: int | None = Field(default=None, ge=0)
     """Retrieved tokens that are attended to, K; default: neighbours.count. May be changed at test."""
     kind: Literal["vector", "scalar"] = "vector"
     """One gate for each dimension, as in the paper's figures, or one for all, as in its equation."""
@@ -37,8 +37,14 @@ class GateSettings(Settings):
     """m_t goes through a linear map, the identity at first: for networks whose h_t is unlike their tokens' vectors."""
     distance_bias: bool = False
     """A neighbour's distance counts in the attention, by a weight that is learned."""
-    dropout: float = Field(0.0, ge=0, lt=1)
+    dropout: float = Field(default=0.0, ge=0, lt=1)
     """Share of the retrieved tokens that are hidden in training."""
+
+    @property
+    def attended(self) -> int:
+        """K, once it is filled in."""
+        assert self.neighbours is not None
+        return self.neighbours
 
 
 @dataclass(frozen=True)

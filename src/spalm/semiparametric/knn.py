@@ -24,9 +24,9 @@ Positive = Annotated[float, Field(gt=0)]
 class KnnSettings(Settings):
     """The grid on which kNN-LM is tuned. The paper's: lambdas [0.05, 0.1, 0.2, 0.3, 0.4], counts [4]."""
 
-    lambdas: list[Annotated[float, Field(ge=0, lt=1)]] = Field([step / 20 for step in range(19)], min_length=1)
+    lambdas: list[Annotated[float, Field(ge=0, lt=1)]] = Field(default=[step / 20 for step in range(19)], min_length=1)
     """Weights of the neighbours."""
-    counts: list[Annotated[int, Field(gt=0)]] = Field([2**power for power in range(11)], min_length=1)
+    counts: list[Annotated[int, Field(gt=0)]] = Field(default=[2**power for power in range(11)], min_length=1)
     """Numbers of neighbours: k; more than the table holds count as all of them."""
     temperatures: list[Positive] = []
     """T; empty: multiples of the first neighbours' mean distance, from a 256th of it to twice it."""

@@ -10,7 +10,7 @@ from torch import Tensor
 from spalm.corpus import Split
 from spalm.errors import InputError
 from spalm.memory import Entries
-from spalm.neighbours import NOTHING, NeighbourTable
+from spalm.neighbours import MISSING, NeighbourTable
 from spalm.neighbours.table import without_the_forgotten
 
 
@@ -22,7 +22,7 @@ class Retrieved:
     distances: Float[Tensor, "*batch count"]
     """Squared; infinite where there is no such neighbour, whatever token stands there."""
     ids: Int[Tensor, "*batch count"]
-    """The entries themselves; NOTHING where there is none."""
+    """The entries themselves; MISSING where there is none."""
 
     @classmethod
     def nothing(cls, rows: int) -> "Retrieved":
@@ -44,7 +44,7 @@ class Retrieved:
         return Retrieved(
             pad(self.tokens, missing),
             pad(self.distances, missing, value=torch.inf),
-            pad(self.ids, missing, value=NOTHING),
+            pad(self.ids, missing, value=MISSING),
         )
 
     def __getitem__(self, which) -> "Retrieved":
@@ -57,13 +57,13 @@ class Retrieved:
 def look_up(
     ids: Int[np.ndarray, "*batch count"], distances: Float[np.ndarray, "*batch count"], entries: Entries
 ) -> Retrieved:
-    """With the tokens that followed the entries; those that are not alive are NOTHING already."""
+    """With the tokens that followed the entries; those that are not alive are MISSING already."""
     tokens = entries.tokens_of(ids).clip(0)
     arrays = (tokens.astype(np.int64), np.array(distances), np.array(ids, np.int64))
     return Retrieved(*map(torch.from_numpy, arrays))
 
 
-def moved_on(before: Retrieved, came: Int[Tensor, "n"], entries: Entries) -> Retrieved:
+def advance_neighbours(before: Retrieved, came: Int[Tensor, "n"], entries: Entries) -> Retrieved:
     """One token later, without a search: the entries that follow those neighbours that were right about the token that
     came, with the distances that these had."""
     ids = before.ids.cpu().numpy()
@@ -72,7 +72,7 @@ def moved_on(before: Retrieved, came: Int[Tensor, "n"], entries: Entries) -> Ret
     follows = right & (held.index_of(ids) == held.index_of(ids + 1)) & (entries.rows(ids + 1) >= 0)
     distances = np.where(follows, before.distances.cpu().numpy(), np.inf).astype(np.float32)
     order = np.argsort(distances, axis=-1, kind="stable")
-    moved = np.take_along_axis(np.where(follows, ids + 1, NOTHING), order, -1)
+    moved = np.take_along_axis(np.where(follows, ids + 1, MISSING), order, -1)
     return look_up(moved, np.take_along_axis(distances, order, -1), entries).to(before.tokens.device)
 
 

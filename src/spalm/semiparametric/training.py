@@ -8,18 +8,19 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from spalm.artifact import Artifact
+from spalm.artifact import Artifact, Stage
+from spalm.compute import Execution
 from spalm.corpus import Batch, Corpus
 from spalm.errors import InputError
-from spalm.learning import BEST, Hardware, fit, load_parameters, training_stage
-from spalm.lm import ModelSettings, Reading, TrainedModel, Transformer, parameter_count, remembered
-from spalm.lm.training import DEV_LANES
+from spalm.lm import ModelSettings, Reading, TrainedModel, Transformer, remembered
+from spalm.lm.training import DEV_LANES, training_facts
 from spalm.neighbours import NeighbourTable
 from spalm.semiparametric.gate import GateSettings
 from spalm.semiparametric.model import Spalm
-from spalm.semiparametric.records import Scorer, mean_loss
 from spalm.semiparametric.retrieval import Retrieved, Retriever
+from spalm.semiparametric.scorer import Scorer, mean_loss
 from spalm.settings import Settings
+from spalm.training import BEST, TrainingTask, load_parameters, train, training_stage
 
 KIND = "semiparametric language model"
 VERSION = 1
@@ -28,7 +29,7 @@ VERSION = 1
 class SpalmSettings(Settings):
     gate: GateSettings = GateSettings()
     """How retrieved tokens come in."""
-    start: float = Field(0.6, ge=0, lt=1)
+    start: float = Field(default=0.6, ge=0, lt=1)
     """Share of the training steps that are transformer-XL's: SPALM takes over from its parameters there, and makes the
     rest of the same steps. 0: it is trained from scratch."""
 
@@ -38,7 +39,14 @@ class SpalmSettings(Settings):
 
 
 class SpalmModelSettings(ModelSettings):
+    """Settings of a SPALM: those of its transformer-XL, and its gate."""
+
     spalm: SpalmSettings
+
+    @property
+    def first_step(self) -> int:
+        """The step of training at which SPALM takes over from transformer-XL; 0: it is trained from scratch."""
+        return self.spalm.first_step(self.training.steps)
 
 
 Look = Callable[[np.ndarray], Retrieved]
@@ -59,15 +67,11 @@ def train_spalm(
     corpus: Corpus,
     table: NeighbourTable,
     directory: Path,
-    name: str,
-    hardware: Hardware,
-    tensorboard: bool = False,
-    restart: bool = False,
+    execution: Execution,
 ) -> "TrainedSpalm":
     """Trains at `directory`, from the parameters that `start` kept or from scratch; continues, or finds it there."""
     training, gate = settings.training, settings.spalm.gate
-    begin = settings.spalm.first_step(training.steps)
-    if (begin > 0) != (start is not None):
+    if (settings.first_step > 0) != (start is not None):
         raise InputError(f"spalm.start = {settings.spalm.start}: transformer-XL's parameters go with a start above 0")
 
     def make(where: Path) -> tuple[dict, list[str]]:
@@ -76,42 +80,33 @@ def train_spalm(
             model.base = start.kept()
         if not gate.neighbours:
             model.gate.requires_grad_(False)  # nothing comes through it
-        retriever: Look = Retriever(table, "train", gate.neighbours)
-        if hardware.compile:
+        retriever: Look = Retriever(table, "train", gate.attended)
+        if execution.hardware.compile:
             retriever = torch.compiler.disable(retriever.__call__)  # it reads from disk
         reading = Reading.of(settings.network.layers, training.segment_length, training.memory_length, DEV_LANES)
         dev = corpus.split("dev")
-        scorer = Scorer(model.base, model.gate, {"dev": Retriever(table, "dev", gate.neighbours)}, everything=False)
+        scorer = Scorer(model.base, model.gate, {"dev": Retriever(table, "dev", gate.attended)}, everything=False)
 
         def dev_loss() -> float:
             model.eval()
-            found = mean_loss(scorer, dev, reading, min(training.dev_tokens or len(dev), len(dev)), model.device)
+            found = mean_loss(scorer, dev, reading, min(training.dev_tokens or len(dev), len(dev)))
             model.train()
             return found
 
-        progress = fit(
-            model,
-            lambda model, batch, memory: segment_loss(model, retriever, training.memory_length, batch, memory),
-            corpus.split("train"),
-            dev_loss,
-            training,
-            where,
-            f"train {name}",
-            hardware,
-            tensorboard,
-            begin,
+        task = TrainingTask(
+            title=f"train {directory.name}",
+            model=model,
+            loss=lambda model, batch, memory: segment_loss(model, retriever, training.memory_length, batch, memory),
+            train=corpus.split("train"),
+            dev_loss=dev_loss,
+            settings=training,
+            begin=settings.first_step,
         )
-        facts = {
-            "vocabulary": corpus.vocabulary,
-            "parameters": parameter_count(model),
-            "best_dev_loss": progress.best_dev,
-            "best_step": progress.best_step,
-        }
-        return facts, [BEST]
+        return training_facts(model, corpus, train(task, where, execution)), [BEST]
 
     parents = {"corpus": corpus.digest, "neighbours": table.digest}
     parents |= {} if start is None else {"start": start.digest}
-    training_stage(directory, KIND, VERSION, settings.as_json(), parents, make, restart, hardware.ranks)
+    training_stage(Stage(KIND, VERSION, settings.as_json(), parents), directory, make, execution)
     return TrainedSpalm(directory)
 
 

@@ -22,7 +22,7 @@ from rich.text import Text
 
 from spalm.artifact import write_atomically, write_json
 from spalm.corpus import Split
-from spalm.semiparametric import FinishedRun
+from spalm.runs import FinishedRun
 from spalm.study.drawing import drawn, save
 
 Cell = str | int | float | None

@@ -6,18 +6,18 @@ from pathlib import Path
 from rich.console import Console
 
 from spalm.errors import InputError
-from spalm.semiparametric import FinishedRun, HeldOut
-from spalm.study.ablation import cost_of_ablation
+from spalm.runs import FinishedRun, HeldOut
+from spalm.runs.passage import passage_of
+from spalm.study.analyses.ablation import cost_of_ablation
+from spalm.study.analyses.by_neighbours import by_neighbours, made_before
+from spalm.study.analyses.curves import training_curves
+from spalm.study.analyses.gates import gate_heatmap, gate_histogram
+from spalm.study.analyses.matches import neighbour_matches
+from spalm.study.analyses.outputs import output_analysis
+from spalm.study.analyses.pairs import all_pairs
+from spalm.study.analyses.slices import by_frequency, by_position
+from spalm.study.analyses.strips import neighbour_strips
 from spalm.study.analysis import Analysis, Asked
-from spalm.study.by_neighbours import by_neighbours, made_before
-from spalm.study.curves import training_curves
-from spalm.study.gates import gate_heatmap, gate_histogram
-from spalm.study.matches import neighbour_matches
-from spalm.study.outputs import output_analysis
-from spalm.study.pairs import all_pairs
-from spalm.study.passage import passage_of
-from spalm.study.slices import by_frequency, by_position
-from spalm.study.strips import neighbour_strips
 
 ANALYSES: dict[str, Callable[[Asked], Analysis]] = {
     "strips": neighbour_strips,
@@ -44,7 +44,7 @@ def asked_for(
     run: FinishedRun, split: HeldOut, model: str, first: int | None = None, length: int | None = None
 ) -> Asked:
     """What a user wants to look at; refuses what the run does not have."""
-    with_memory = [each for each in run.models if run.row(each)["without_long_term_memory"]]
+    with_memory = [each for each in run.rows if run.result(each)["without_long_term_memory"]]
     if model not in with_memory:
         raise InputError(f"--model {model}: it has no long-term memory; take one of {', '.join(with_memory)}")
     count = len(run.corpus.split(split))

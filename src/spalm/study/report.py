@@ -18,10 +18,10 @@ import spalm
 from spalm.artifact import MANIFEST, Artifact, write_atomically
 from spalm.console import bar
 from spalm.corpus import in_text, shown
-from spalm.semiparametric import FinishedRun
+from spalm.runs import FinishedRun
+from spalm.runs.passage import retrieved_tokens
 from spalm.study.analysis import Analysis, Asked, as_text
 from spalm.study.drawing import inline
-from spalm.study.passage import retrieved_tokens
 from spalm.study.registry import ANALYSES, available
 
 FILE = "report.html"
@@ -62,7 +62,7 @@ def write_report(run: FinishedRun, folder: Path) -> Path:
                 (each, Markup(inline(each.picture(), f"{each.title}. {each.caption}", each.name))) for each in found
             ],
             passages=[_passage(run, rows) for rows in _passages(run)],
-            settings=yaml.safe_dump(run.recipe, sort_keys=False, allow_unicode=True),
+            settings=yaml.safe_dump(run.recipe.as_json(), sort_keys=False, allow_unicode=True),
             digests=_digests(run),
         )
     )
@@ -84,10 +84,10 @@ def _environment() -> jinja2.Environment:
 
 def _results(run: FinishedRun) -> list[dict[str, Any]]:
     """The rows with the paper's figures beside ours, and each against transformer-XL."""
-    paper = {(row["model"], row["memory_length"]): row for row in run.recipe.get("paper", [])}
-    reference = {row["memory_length"]: row["test"] for row in run.rows if row["model"] == "transformer-xl"}
+    paper = {(row.model, row.memory_length): row for row in run.recipe.paper}
+    reference = {row["memory_length"]: row["test"] for row in run.results if row["model"] == "transformer-xl"}
     found = []
-    for row in run.rows:
+    for row in run.results:
         base = reference.get(row["memory_length"])
         against = None if base is None or row["model"] == "transformer-xl" else 100 * (row["test"] / base - 1)
         found.append({**row, "against": against, "paper": paper.get((row["model"], row["memory_length"]))})
@@ -95,16 +95,14 @@ def _results(run: FinishedRun) -> list[dict[str, Any]]:
 
 
 def _notes(run: FinishedRun) -> list[str]:
-    training = run.recipe["training"]
-    splits = run.corpus.facts["splits"]
-    network = run.recipe["network"]
+    training, network, splits = run.recipe.training, run.recipe.network, run.corpus.facts["splits"]
     more = "The memory holds texts besides the training text: these are not the static figures of the corpus."
     return [
-        *([more] if any(row["more_texts_in_memory"] for row in run.rows) else []),
+        *([more] if any(row["more_texts_in_memory"] for row in run.results) else []),
         f"{splits['train']['tokens']:,} training tokens in {splits['train']['documents']:,} documents, "
         f"vocabulary of {run.corpus.vocabulary:,}; dev {splits['dev']['tokens']:,}, test {splits['test']['tokens']:,}.",
-        f"{network['layers']} layers of {network['width']}; {training['steps']:,} steps of {training['batch_size']} x "
-        f"{training['segment_length']} tokens, seed {training['seed']}. Every model made the same number of steps.",
+        f"{network.layers} layers of {network.width}; {training.steps:,} steps of {training.batch_size} x "
+        f"{training.segment_length} tokens, seed {training.seed}. Every model made the same number of steps.",
         "M: length of the short-term memory. Ablated: test with the long-term memory taken away. p: Wilcoxon's test "
         "against transformer-xl with the same M.",
     ]

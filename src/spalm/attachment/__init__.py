@@ -1,0 +1,23 @@
+"""A frozen pretrained model and texts in, the model with a memory out: examples, learning, policy, score."""
+
+from spalm.attachment.attach import attach
+from spalm.attachment.attached import Attached, is_attached
+from spalm.attachment.base import PretrainedBase
+from spalm.attachment.policy import ALWAYS, PolicySettings, SearchPolicy
+from spalm.attachment.score import remember_files, score_files
+from spalm.attachment.settings import AttachSettings
+from spalm.attachment.table import print_attached
+
+__all__ = [
+    "ALWAYS",
+    "AttachSettings",
+    "Attached",
+    "PolicySettings",
+    "PretrainedBase",
+    "SearchPolicy",
+    "attach",
+    "is_attached",
+    "print_attached",
+    "remember_files",
+    "score_files",
+]

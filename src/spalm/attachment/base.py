@@ -1,0 +1,60 @@
+"""The frozen pretrained model that a memory is attached to, and how it reads text."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from spalm.compute import Hardware, SentByFields
+from spalm.console import bar
+from spalm.corpus import TokenStream
+from spalm.lm import Reading
+from spalm.lm.pretrained import Pretrained, PretrainedFolder
+from spalm.memory import Encoder
+
+_ENTRIES_PER_SHARD = 1 << 13
+"""Entries after which a slow model's keys are put on disk."""
+_LANES_ON_GPU = 16
+
+
+@dataclass(frozen=True)
+class PretrainedBase(SentByFields):
+    """A pretrained model on disk and the way it reads."""
+
+    folder: PretrainedFolder
+    digest: str
+    hardware: Hardware
+    context: int
+    stride: int
+
+    @cached_property
+    def model(self) -> Pretrained:
+        return self.folder.load(self.device)
+
+    @cached_property
+    def device(self) -> torch.device:
+        return self.hardware.prepare()
+
+    @cached_property
+    def encoder(self) -> Encoder:
+        context = min(self.context, self.model.longest or self.context)
+        lanes = 1 if self.device.type == "cpu" else _LANES_ON_GPU
+        return Encoder(
+            digest=self.digest,
+            width=self.model.width,
+            vocabulary=self.model.vocabulary,
+            reading=Reading(context, 0, min(self.stride, context), lanes, warm_up=0, by_document=True),
+            load=lambda: self.model,
+            device=lambda: self.device,
+            entries_per_shard=_ENTRIES_PER_SHARD,
+        )
+
+    def hidden(self, stream: TokenStream, title: str) -> Tensor:
+        """Returns the hidden state of every position of a text."""
+        found = torch.zeros(len(stream), self.model.width)
+        with bar(title, len(stream)) as shown:
+            for positions, states in self.encoder.hidden(stream, 0, len(stream)):
+                found[positions] = states.float().cpu()
+                shown.advance(len(positions))
+        return found

@@ -1,0 +1,49 @@
+"""Dynamic modes: what a text itself has said so far is searched too. Their figures stand apart from static ones.
+
+growing   every earlier position of the text joins the memory as soon as its token is known
+cache     only the last positions of the text are searched: the continuous cache of Grave et al. (2017)
+"""
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+
+from spalm.neighbours import MISSING
+from spalm.semiparametric.retrieval import Retrieved
+
+_ROWS = 512
+
+
+def own_past(
+    keys: Float[np.ndarray, "n width"], tokens: Int[np.ndarray, "n"], count: int, reach: int | None = None
+) -> Retrieved:
+    """The nearest earlier positions of the same text, of the last `reach`; a position knows nothing of itself."""
+    n = len(keys)
+    count = min(count, max(1, n))
+    vectors, targets = torch.from_numpy(keys.astype(np.float32)), torch.from_numpy(tokens.astype(np.int64))
+    squares = (vectors**2).sum(-1)
+    found_tokens = torch.zeros(n, count, dtype=torch.long)
+    found_distances = torch.full((n, count), torch.inf)
+    for start in range(0, n, _ROWS):
+        stop = min(n, start + _ROWS)
+        first = 0 if reach is None else max(0, start - reach)
+        asking, asked = torch.arange(start, stop)[:, None], torch.arange(first, stop)[None]
+        gaps = squares[start:stop, None] - 2 * vectors[start:stop] @ vectors[first:stop].T + squares[None, first:stop]
+        gaps = gaps.clamp_min(0).masked_fill(asked >= asking, torch.inf)
+        if reach is not None:
+            gaps = gaps.masked_fill(asked < asking - reach, torch.inf)
+        best = gaps.topk(min(count, gaps.shape[1]), largest=False)
+        found_distances[start:stop, : best.values.shape[1]] = best.values
+        found_tokens[start:stop, : best.values.shape[1]] = targets[first + best.indices]
+    return Retrieved(found_tokens, found_distances, torch.full((n, count), MISSING))
+
+
+def together(one: Retrieved, other: Retrieved, count: int) -> Retrieved:
+    """The nearest of both."""
+    both = Retrieved(
+        torch.cat([one.tokens, other.tokens], -1),
+        torch.cat([one.distances, other.distances], -1),
+        torch.cat([one.ids, other.ids], -1),
+    )
+    order = both.distances.argsort(dim=-1, stable=True)[..., :count]
+    return Retrieved(both.tokens.gather(-1, order), both.distances.gather(-1, order), both.ids.gather(-1, order))

@@ -1,0 +1,74 @@
+"""How well an attached model predicts further texts, and how much their own past would help: static and dynamic."""
+
+from pathlib import Path
+from typing import Any
+
+from spalm.attachment.attached import Attached
+from spalm.attachment.combiner import mixture_scores, perplexity
+from spalm.attachment.dynamic import own_past, together
+from spalm.attachment.examples import examples_of, examples_of_text
+from spalm.compute import Execution
+from spalm.corpus import TokenStream, tokenise_files
+from spalm.errors import InputError
+from spalm.memory import Memory, remember, source_of_text
+from spalm.semiparametric import Knn, TrainingExamples
+
+
+def remember_files(attached: Attached, paths: list[Path], execution: Execution) -> Memory:
+    """Adds the documents of files and folders to the memory of an attached model."""
+    if not paths:
+        raise InputError("--text is missing: name the files or folders to remember")
+    execution.engine.refuse_unless_seen(attached.base.folder.path / "config.json")
+    stream = tokenise_files(paths, attached.corpus.tokeniser)
+    remember(attached.memory, attached.base.encoder, stream, source_of_text(stream), execution=execution)
+    return attached.memory
+
+
+def score_files(attached: Attached, paths: list[Path]) -> dict[str, Any]:
+    """Returns the perplexity per token of texts that the memory does not hold.
+
+    Dynamic figures are those of models that also search what the texts have said so far; nothing is kept of it.
+    """
+    text = tokenise_files(paths, attached.corpus.tokeniser)
+    if not len(text):
+        raise InputError(f"{paths[0]} holds no text to score")
+    _refuse_the_remembered(attached, text)
+    examples = examples_of_text(attached.base, attached.memory, attached.search, text)
+    return {
+        "tokens": len(text),
+        "documents": len(text.names),
+        "static": _static(attached, examples),
+        "dynamic": _dynamic(attached, examples),
+    }
+
+
+def _refuse_the_remembered(attached: Attached, text: TokenStream) -> None:
+    held = set(attached.memory.entries().documents_held.names) & set(text.names)
+    if held:
+        raise InputError(
+            f"the memory holds a document called {min(held)!r}: it would be scored by its own copy; forget it first"
+        )
+
+
+def _static(attached: Attached, examples: TrainingExamples) -> dict[str, float]:
+    """Returns the perplexities with the memory as it is."""
+    knn = Knn(**attached.combined.facts["knn"])
+    return {
+        "plain": perplexity(examples.log_base),
+        "knn-lm": perplexity(knn.target_log_probabilities(examples.log_base, examples.retrieved, examples.targets)),
+        "adaptive": perplexity(mixture_scores(attached.mixture, examples)),
+    }
+
+
+def _dynamic(attached: Attached, examples: TrainingExamples) -> dict[str, float]:
+    """Returns the perplexities with what the texts themselves have said so far."""
+    settings, hidden = attached.settings, examples.base.hidden
+    keys, tokens = attached.memory.keys_of(hidden), examples.targets.numpy()
+    cache = Knn(**attached.combined.facts["cache"])
+    last = own_past(keys, tokens, settings.neighbours, settings.cache)
+    retrieved = together(examples.retrieved, own_past(keys, tokens, settings.neighbours), settings.neighbours)
+    grown = examples_of(attached.base, hidden, retrieved, examples.targets)
+    return {
+        "cache": perplexity(cache.target_log_probabilities(examples.log_base, last, examples.targets)),
+        "growing": perplexity(mixture_scores(attached.mixture, grown)),
+    }

@@ -1,0 +1,37 @@
+"""What a memory did for a pretrained model, as tables on the console."""
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from spalm.attachment.attached import Attached
+
+
+def print_attached(attached: Attached, console: Console) -> None:
+    facts = attached.combined.facts
+    knn, figures = facts["knn"], facts["figures"]
+    table = Table("model", title=f"{attached.source} with a memory", box=box.SIMPLE_HEAD)
+    for heading in (*figures, "change"):
+        table.add_column(heading, justify="right")
+    for name in (name for name in figures["test"] if name != "tokens"):
+        change = figures["test"][name] / figures["test"]["plain"] - 1
+        values = [f"{figures[split][name]:.2f}" for split in figures]
+        table.add_row(name, *values, "" if name == "plain" else f"{100 * change:+.1f}%")
+    console.print(table)
+    tokens = ", ".join(f"{split} {figures[split]['tokens']:,}" for split in figures)
+    console.print(
+        f"perplexity per token ({tokens} tokens); change: on test, on which nothing was tuned\n"
+        f"knn-lm: lambda {knn['weight']:.2f}, T {knn['temperature']:.3g}, k {knn['count']}",
+        highlight=False,
+    )
+    curve = Table("searched", "perplexity", title="test, by the share of positions searched", box=box.SIMPLE_HEAD)
+    for point in facts["curve"]:
+        curve.add_row(f"{100 * point['searched']:.0f}%", f"{point['perplexity']:.2f}")
+    console.print(curve)
+    held = attached.memory.entries()
+    console.print(
+        f"the memory holds {len(held):,} positions of {len(held.documents_held):,} documents; write with it: "
+        f'spalm generate {attached.directory} "..." --cite',
+        soft_wrap=True,
+        highlight=False,
+    )

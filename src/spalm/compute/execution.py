@@ -1,0 +1,28 @@
+"""How and where work runs, passed as one object from the command line down to every stage."""
+
+from dataclasses import dataclass, field
+
+from spalm.compute.engine import Engine
+from spalm.compute.hardware import Hardware
+from spalm.compute.local_engine import LocalEngine
+
+
+@dataclass(frozen=True)
+class Execution:
+    """Switches of one command. They change how fast an artifact is made, not what it is."""
+
+    hardware: Hardware = field(default_factory=Hardware)
+    """Device, threads, ranks."""
+    cluster: Engine | None = None
+    """Engine that makes keys and searches for neighbours; None: the threads of this machine."""
+    ram: int | None = None
+    """Bytes that the search for neighbours may use on a machine; None: half of this machine's."""
+    restart: bool = False
+    """Whether unfinished stages begin again from nothing."""
+    tensorboard: bool = False
+    """Whether training also logs to TensorBoard."""
+
+    @property
+    def engine(self) -> Engine:
+        """The cluster, or the threads of this machine."""
+        return self.cluster or LocalEngine(self.hardware.threads)

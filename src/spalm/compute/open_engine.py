@@ -1,0 +1,30 @@
+"""An engine by its name. Nothing of Ray is imported unless it is asked for."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Literal
+
+from spalm.compute.engine import Engine
+from spalm.compute.local_engine import LocalEngine
+from spalm.errors import InputError
+
+EngineName = Literal["local", "ray"]
+
+
+@contextmanager
+def open_engine(name: EngineName, address: str | None = None, threads: int | None = None) -> Iterator[Engine]:
+    """The engine, started or joined now; let go of at the end."""
+    if threads is not None and threads < 1:
+        raise InputError(f"--threads {threads}: give 1 or more")
+    if name == "local":
+        if address is not None:
+            raise InputError(f"--address {address}: the local engine has none; give --engine ray too")
+        yield LocalEngine(threads)
+        return
+    from spalm.compute.ray_engine import RayEngine
+
+    engine = RayEngine(address, threads)
+    try:
+        yield engine
+    finally:
+        engine.close()

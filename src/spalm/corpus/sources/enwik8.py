@@ -1,0 +1,57 @@
+"""enwik8: one raw file of bytes, cut by position; a `<page>` of the dump is a document."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+from spalm.corpus.sources.document import Document, Source, Split, in_pieces, locate, refuse_empty
+from spalm.errors import InputError
+
+FULL = 100_000_000
+_TITLE = re.compile(rb"<title>(.*?)</title>")
+
+
+class Enwik8(Source):
+    kind: Literal["enwik8"]
+    path: str
+    """The raw file: the full 100,000,000 bytes, or a prefix of them."""
+
+    def _file(self) -> Path:
+        path = locate(self.path)
+        if path.is_dir():
+            raise InputError(f"{path} is a folder; give the raw enwik8 file itself")
+        return refuse_empty(path)
+
+    def files(self) -> list[tuple[str, Path]]:
+        return [("enwik8", self._file())]
+
+    def bounds(self) -> dict[Split, tuple[int, int]]:
+        """90M / 5M / 5M bytes of the full file, 90% / 5% / 5% of a prefix."""
+        size = min(self._file().stat().st_size, FULL)
+        held_out = size // 20
+        return {
+            "train": (0, size - 2 * held_out),
+            "dev": (size - 2 * held_out, size - held_out),
+            "test": (size - held_out, size),
+        }
+
+    def documents(self, split: Split) -> Iterator[Document]:
+        name, held = f"{split}: before the first page", []
+        for line in _lines_between(self._file(), *self.bounds()[split]):
+            if line.strip() == b"<page>" and held:
+                yield Document(name, list(in_pieces(held)))
+                held = []
+            if title := _TITLE.search(line):
+                name = title[1].decode("utf-8", "replace")
+            held.append(line)
+        if held:
+            yield Document(name, list(in_pieces(held)))
+
+
+def _lines_between(path: Path, start: int, stop: int) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        file.seek(start)
+        while start < stop and (line := file.readline(stop - start)):
+            start += len(line)
+            yield line

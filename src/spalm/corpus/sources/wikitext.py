@@ -1,0 +1,65 @@
+"""WikiText: three files of tokenised lines, articles begun by a ` = Title = ` line."""
+
+import re
+from collections.abc import Iterable, Iterator
+from itertools import chain
+from pathlib import Path
+from typing import Literal
+
+from spalm.corpus.sources.document import SPLITS, Document, Source, Split, in_pieces, lines_of, locate, refuse_empty
+from spalm.errors import InputError
+
+_TITLE = re.compile(rb"^ = ([^=].*?) = \n?$")
+_FILES: dict[Split, str] = {
+    "train": "wiki.train.tokens",
+    "dev": "wiki.valid.tokens",
+    "test": "wiki.test.tokens",
+}
+
+
+class WikiText(Source):
+    kind: Literal["wikitext"]
+    path: str
+    """Folder with wiki.train.tokens, wiki.valid.tokens and wiki.test.tokens."""
+
+    def _file(self, split: Split) -> Path:
+        path = locate(self.path) / _FILES[split]
+        if not path.exists():
+            raise InputError(f"there is no {path}; a wikitext folder holds {', '.join(_FILES.values())}")
+        return refuse_empty(path)
+
+    def files(self) -> list[tuple[str, Path]]:
+        return [(split, self._file(split)) for split in SPLITS]
+
+    def documents(self, split: Split) -> Iterator[Document]:
+        lines = lines_of(self._file(split))
+        return articles(lines, _TITLE, first_name=f"{split}: before the first title", between_blank_lines=True)
+
+
+def articles(
+    lines: Iterator[bytes], title: re.Pattern[bytes], first_name: str, between_blank_lines: bool = False
+) -> Iterator[Document]:
+    """Cuts a stream of lines into documents at the lines that match `title`; its group 1, if any, is the name.
+
+    The text stays whole and in order: what stands before the first title is a document of its own if it has any words.
+    """
+    name, held = first_name, []
+    for before, line, after in _with_neighbours(lines):
+        found = title.search(line)
+        if found and not (between_blank_lines and (before.strip() or after.strip())):
+            if b"".join(held).strip():
+                yield Document(name, list(in_pieces(held)))
+                held = []
+            name = (found[1] if title.groups else found[0]).decode("utf-8", "replace").strip()
+        held.append(line)
+    if held:
+        yield Document(name, list(in_pieces(held)))
+
+
+def _with_neighbours(lines: Iterable[bytes]) -> Iterator[tuple[bytes, bytes, bytes]]:
+    before, line = b"", None
+    for after in chain(lines, [b""]):
+        if line is not None:
+            yield before, line, after
+            before = line
+        line = after

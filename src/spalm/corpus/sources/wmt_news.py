@@ -1,0 +1,80 @@
+"""WMT news crawl with document bounds, one article a line: `YYYYMMDD <tab> base64(text) [<tab> base64(unsplit)]`."""
+
+import base64
+import binascii
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+
+from spalm.corpus.sources.document import Document, Source, Split, lines_of, locate, refuse_empty
+from spalm.errors import InputError
+
+_MONTHS: dict[Split, range] = {"train": range(1, 11), "dev": range(11, 12), "test": range(12, 13)}
+_TOKENS_PER_WORD = 1.25
+"""Of a 50k byte-level BPE on English news; only the size of the sample depends on it."""
+
+
+class WmtNews(Source):
+    kind: Literal["wmt-news"]
+    path: str
+    """A file, or a folder of files, of dated documents (news-docs.YEAR.en.filtered.gz), plain or gzipped."""
+    sample_tokens: int = Field(default=1_000_000, gt=0)
+    """About how many tokens of November and of December become dev and test: every n-th article in date order."""
+
+    def files(self) -> list[tuple[str, Path]]:
+        path = locate(self.path)
+        found = [path] if path.is_file() else sorted(item for item in path.iterdir() if item.is_file())
+        if not found:
+            raise InputError(f"{path} holds no files; put news-docs.YEAR.en.filtered.gz there")
+        return [(item.name, refuse_empty(item)) for item in found]
+
+    def text_bytes(self) -> None:
+        return None  # base64, and sampled
+
+    def documents(self, split: Split) -> Iterator[Document]:
+        """January to October as they stand; of November and December a sample spread evenly over the dates."""
+        if split == "train":
+            return (_document(*article) for article in self._articles(split))
+        articles = sorted((where.date, order, words) for order, (where, words) in enumerate(self._sizes(split)))
+        wanted = self.sample_tokens / _TOKENS_PER_WORD
+        step = max(1.0, sum(words for _, _, words in articles) / wanted)
+        kept = {articles[int(index * step)][1] for index in range(int(len(articles) / step))} if articles else set()
+        chosen = [article for order, article in enumerate(self._articles(split)) if order in kept]
+        return (_document(*article) for article in sorted(chosen, key=lambda article: article[0].date))
+
+    def _sizes(self, split: Split) -> Iterator[tuple["_Place", int]]:
+        return ((where, len(text.split())) for where, text in self._articles(split))
+
+    def _articles(self, split: Split) -> Iterator[tuple["_Place", bytes]]:
+        for _, path in self.files():
+            for number, line in enumerate(lines_of(path), 1):
+                where = _Place(path, number, line[:8])
+                if where.month in _MONTHS[split]:
+                    yield where, where.text(line)
+
+
+class _Place:
+    """Where an article stands and when it was written."""
+
+    def __init__(self, path: Path, number: int, date: bytes):
+        self.path, self.number, self.date = path, number, date
+        if not (date.isdigit() and len(date) == 8 and 1 <= int(date[4:6]) <= 12):
+            raise self._problem(f"begins with {date!r}, not with a date such as 20191231")
+        self.month = int(date[4:6])
+
+    def text(self, line: bytes) -> bytes:
+        fields = line.rstrip(b"\r\n").split(b"\t")
+        try:
+            return base64.b64decode(fields[1], validate=True)
+        except (IndexError, binascii.Error):
+            raise self._problem("has no base64 text after the date and a tab") from None
+
+    def _problem(self, reason: str) -> InputError:
+        return InputError(f"{self.path}, line {self.number}: {reason}; wmt-news reads WMT's news-docs files")
+
+
+def _document(where: _Place, text: bytes) -> Document:
+    date = where.date.decode()
+    return Document(f"{date[:4]}-{date[4:6]}-{date[6:]}/{where.number}", [text.rstrip(b"\n") + b"\n"])

@@ -1,0 +1,92 @@
+"""The files by which transformers knows a folder as a model, and a copy of such a folder that opens anywhere.
+
+`spalm attach` leaves config.json and the tokeniser of its base model. A finished run has ours:
+
+    RUN/config.json              model_type spalm, and which model of the run answers
+    RUN/tokenizer.json           its tokeniser (corpus/fast.py)
+    RUN/tokenizer_config.json    the symbol for x_0, which also ends answers and fills batches
+"""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+from spalm import artifact
+from spalm.artifact import MANIFEST, TEMPORARY, only_writer
+from spalm.attachment.attached import FILE
+from spalm.corpus.to_tokenizers import fast_tokeniser
+from spalm.errors import InputError
+from spalm.generation.model import OWN_MODELS
+from spalm.runs import RESULTS, FinishedRun
+
+CONFIG = "config.json"
+_BASE = "model"
+_FILES_OF_MODELS = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model")
+
+
+def look_like_a_model(run: FinishedRun) -> None:
+    """Puts the files there, beside its results."""
+    tokeniser, symbol = fast_tokeniser(run.corpus.tokeniser)
+    id = tokeniser.token_to_id(symbol)
+    about = {
+        "model_type": "spalm",
+        "architectures": ["SpalmForCausalLM"],
+        "model": OWN_MODELS[0],
+        "vocab_size": max(tokeniser.get_vocab_size(), run.corpus.vocabulary),
+        **{f"{role}_token_id": id for role in ("bos", "eos", "pad")},
+    }
+    how = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "clean_up_tokenization_spaces": False,
+        "padding_side": "left",
+        **{f"{role}_token": symbol for role in ("bos", "eos", "pad")},
+    }
+    artifact.write_atomically(run.directory / "tokenizer.json", tokeniser.to_str())
+    artifact.write_json(run.directory / "tokenizer_config.json", how)
+    artifact.write_json(run.directory / CONFIG, about)
+
+
+def copy_model(source: Path, target: Path, changes: dict[str, Any]) -> None:
+    """All of `source` at `target`, the base model within it, and some changes of config.json.
+
+    It is made beside the target and then moved there part by part, so nothing of what was there before is mixed in.
+    """
+    whole, wanted = source.resolve(), target.resolve()
+    if whole.is_relative_to(wanted) or wanted.is_relative_to(whole):
+        raise InputError(f"{target}: the model itself is at {source}; give a folder that is apart from it")
+    there, here = (folder / "corpus" / MANIFEST for folder in (wanted, whole))
+    if wanted.is_file() or (there.exists() and there.read_bytes() != here.read_bytes()):
+        raise InputError(f"{target} is a file, or holds another model; give another folder")
+    half = wanted.with_name(wanted.name + TEMPORARY)
+    shutil.rmtree(half, ignore_errors=True)
+    with only_writer(whole / "memory"):  # it does not change while it is copied
+        shutil.copytree(whole, half, ignore=shutil.ignore_patterns(f"*{TEMPORARY}", "*.previous"))
+    attached = (half / FILE).is_file()
+    if attached:
+        _take_in_the_base(whole, half)
+    artifact.write_json(half / CONFIG, {**artifact.read_json(half / CONFIG), **changes})
+    _move(half, wanted, FILE if attached else RESULTS)
+
+
+def _take_in_the_base(source: Path, copy: Path) -> None:
+    about = artifact.read_json(source / FILE)
+    base, place = (source / about["model"]).resolve(), _BASE
+    if base.is_relative_to(source):  # it was converted there
+        place = str(base.relative_to(source))
+    else:
+        shutil.rmtree(copy / place, ignore_errors=True)  # of a model that it was attached to before
+        (copy / place).mkdir()
+        for path in (path for pattern in _FILES_OF_MODELS for path in base.glob(pattern)):
+            shutil.copyfile(path, copy / place / path.name)
+    artifact.write_json(copy / FILE, {**about, "model": place})
+
+
+def _move(half: Path, target: Path, mark: str) -> None:
+    """The mark, without which the folder is no model, goes first and comes last."""
+    target.mkdir(parents=True, exist_ok=True)
+    (target / mark).unlink(missing_ok=True)
+    for path in sorted(half.iterdir(), key=lambda path: path.name == mark):
+        old = target / path.name
+        shutil.rmtree(old) if old.is_dir() else old.unlink(missing_ok=True)
+        path.rename(old)
+    half.rmdir()

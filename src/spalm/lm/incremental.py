@@ -1,0 +1,84 @@
+"""Reading a text as it grows, in pieces of any length: its hidden states are those of `hidden_states` on the whole.
+
+Where documents are read alone, only up to one window: what grows beyond it is not read again with less before it.
+"""
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from spalm.errors import InputError
+from spalm.lm.interface import LanguageModel
+from spalm.lm.reading import Reading
+
+_ENDLESS = 1 << 40
+
+
+class IncrementalReader:
+    """Tokens in, the start symbol first; after each of them the hidden state that predicts the next.
+
+    A text grows into the same segments and windows in which it would be read at once, so a piece that crosses from one
+    into the next is read in parts.
+    """
+
+    def __init__(self, model: LanguageModel, reading: Reading, device: torch.device):
+        self._model, self._reading, self._device = model, reading, device
+        self._tokens: list[int] = []
+        self._state: Any = None
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    @torch.inference_mode()
+    def feed(self, tokens: Sequence[int]) -> Float[Tensor, "n width"]:
+        longest = getattr(self._model, "longest", None)
+        if longest is not None and len(self) + len(tokens) > longest:
+            raise InputError(f"{len(self) + len(tokens):,} tokens: the model reads at most {longest:,}; give less")
+        found = []
+        rest = list(tokens)
+        while rest:
+            piece, rest = rest[: self._room()], rest[self._room() :]
+            found.append(self._read(piece))
+            self._tokens += piece
+        return torch.cat(found) if found else torch.zeros(0, self._model.width, device=self._device)
+
+    def copied(self) -> "IncrementalReader":
+        """Another that has read the same."""
+        other = copy.copy(self)
+        other._tokens, other._state = list(self._tokens), copy.deepcopy(self._state)
+        return other
+
+    def _room(self) -> int:
+        """Tokens until the present segment or window ends; pretrained models have one that does not."""
+        return _ENDLESS if self._reading.by_document else self._grid - len(self) % self._grid
+
+    @property
+    def _grid(self) -> int:
+        return self._reading.segment if self._reading.memory else self._reading.stride
+
+    def _read(self, piece: list[int]) -> Float[Tensor, "n width"]:
+        reading = self._reading
+        if self._state is None:
+            self._state = self._model.start(reading.memory + reading.segment, reading.segment)
+        elif not reading.by_document and len(self) % self._grid == 0:
+            self._turn()
+        return self._forward(piece)
+
+    def _turn(self) -> None:
+        """A segment has ended: the memory is what remains of it. A window: the next begins with some of its tokens."""
+        reading = self._reading
+        if reading.memory:
+            for layer in self._state:
+                layer.keep(reading.memory)
+            return
+        self._state = self._model.start(reading.segment, reading.segment)
+        context = reading.segment - reading.stride
+        if context:
+            self._forward(self._tokens[-context:])
+
+    def _forward(self, piece: list[int]) -> Float[Tensor, "n width"]:
+        return self._model.hidden(torch.tensor([piece], device=self._device), self._state)[0]

@@ -1,0 +1,95 @@
+"""Evaluation of a trained model: the log-probability of every dev and test token, and the figures from them."""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+
+from spalm.corpus import Corpus, TokenSplit
+from spalm.errors import InputError
+from spalm.compute import Execution
+from spalm.lm import Reading, TrainedModel
+from spalm.neighbours import NeighbourTable
+from spalm.runs.records import Records, keep_records, records_stage
+from spalm.runs.rows import HELD_OUT
+from spalm.semiparametric import Retriever, Scorer, Spalm, TrainedSpalm
+from spalm.settings import Settings
+
+Unit = Literal["perplexity/word", "perplexity/token", "bits/character"]
+
+
+class EvaluationSettings(Settings):
+    unit: Unit
+    """What the tables show; results.json has all three."""
+    memory_lengths: list[Annotated[int, Field(ge=0)]] = []
+    """Lengths of the short-term memory at test, each a row; empty for the one used in training."""
+    neighbours: int | None = Field(default=None, ge=0)
+    """Neighbours that SPALM attends to at test; default: as many as in training."""
+    lanes: int = Field(default=16, gt=0)
+    """Places of the text read side by side. It changes the speed, not the figures."""
+    bf16: bool = False
+    """Compute in bfloat16 where that is safe; for GPUs."""
+    stride: int | None = Field(default=None, gt=0)
+    """Without memory: new tokens in each window of one segment, the rest is left context; default the whole segment."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """One evaluation of a model: the settings, the length of its short-term memory, and its neighbours."""
+
+    settings: EvaluationSettings
+    memory_length: int
+    """Length of the short-term memory at test, whatever it was in training."""
+    table: NeighbourTable | None = None
+    """Neighbours of every position. With them SPALM uses its memory, and what mixtures learn from is kept."""
+
+
+def in_all_units(log_probabilities: np.ndarray, split: TokenSplit) -> dict[Unit, float]:
+    """Returns the figures of a split in all three units: the same sum, divided by words, tokens or characters."""
+    nats = -float(log_probabilities.sum(dtype=np.float64))
+    return {
+        "perplexity/word": math.exp(min(nats / split.words, 700.0)),
+        "perplexity/token": math.exp(nats / len(split)),
+        "bits/character": nats / math.log(2) / split.characters,
+    }
+
+
+def evaluate_model(
+    trained: TrainedModel | TrainedSpalm,
+    corpus: Corpus,
+    evaluation: Evaluation,
+    directory: Path,
+    execution: Execution,
+) -> Records:
+    """Reads dev and test with a trained model and keeps the score of every position at `directory`."""
+    settings, table, memory_length = evaluation.settings, evaluation.table, evaluation.memory_length
+    if trained.manifest["parents"]["corpus"] != corpus.digest:
+        raise InputError(
+            f"{trained.directory} was trained on another corpus than {corpus.directory}; give the one it was trained on"
+        )
+    network, training = trained.model_settings.network, trained.model_settings.training
+    if settings.stride is not None and settings.stride > training.segment_length:
+        raise InputError(
+            f"evaluation.stride = {settings.stride}: windows have {training.segment_length} tokens; give at most that"
+        )
+    reading = Reading.of(network.layers, training.segment_length, memory_length, settings.lanes, settings.stride)
+
+    def load_scorer(device: torch.device) -> Scorer:
+        retrievers = None
+        if table is not None:
+            most = table.array("dev.ids").shape[1]
+            retrievers = {split: Retriever(table, split, most) for split in HELD_OUT}
+        loaded = trained.load(device)
+        if isinstance(loaded, Spalm):
+            loaded.attend_to(settings.neighbours)
+            return Scorer(loaded.base, loaded.gate, retrievers)
+        return Scorer(loaded, None, retrievers)
+
+    own = {"memory_length": memory_length, **settings.model_dump(include={"lanes", "stride", "bf16", "neighbours"})}
+    parents = {"model": trained.digest, "corpus": corpus.digest}
+    parents |= {} if table is None else {"neighbours": table.digest}
+    return keep_records(records_stage(own, parents), load_scorer, corpus, reading, directory, execution)

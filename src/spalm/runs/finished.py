@@ -1,0 +1,121 @@
+"""A finished run, opened for reading: its text, networks, memory, and every row's scores of dev and test.
+
+Nothing is made here and no text is read again, so the corpus' source files need not be at hand any more.
+"""
+
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, overload
+
+import numpy as np
+import yaml
+
+from spalm.artifact import read_json
+from spalm.corpus import Corpus, Split
+from spalm.errors import InputError
+from spalm.lm import TrainedModel
+from spalm.memory import Memory
+from spalm.neighbours import NeighbourTable
+from spalm.runs.evaluation import Unit
+from spalm.runs.recipe import Recipe
+from spalm.runs.records import Records
+from spalm.runs.rows import ROWS, NetworkName, RowName
+from spalm.semiparametric import TrainedSpalm
+
+RESULTS, RECIPE = "results.json", "recipe.yaml"
+_COUNTED = 1 << 22
+"""Training tokens that are counted at a time."""
+
+
+class FinishedRun:
+    """The directory of a run whose results are written."""
+
+    def __init__(self, directory: Path | str):
+        self.directory = Path(directory)
+        for name in (RESULTS, RECIPE):
+            if not (self.directory / name).is_file():
+                raise InputError(
+                    f"{self.directory} holds no finished run (no {name}); make one with `spalm run RECIPE --out "
+                    f"{self.directory}`"
+                )
+        try:
+            self.results: list[dict[str, Any]] = read_json(self.directory / RESULTS)
+            values = yaml.safe_load((self.directory / RECIPE).read_text(encoding="utf-8"))
+            self.recipe = Recipe.parse(values, str(self.directory / RECIPE))
+            self.unit: Unit = self.results[0]["unit"]
+            lengths = [row["memory_length"] for row in self.results if row["model"] == "transformer-xl"]
+            self.memory_length: int = min(lengths)
+            """Length of the short-term memory in what is shown: the shortest of the results."""
+            self._digests = {row["evaluation"]: row["records"] for row in self.results}
+        except (ValueError, KeyError, IndexError, TypeError, yaml.YAMLError):
+            raise InputError(
+                f"{self.directory}: {RESULTS} or {RECIPE} is damaged or of another version; run the same `spalm run` "
+                "again"
+            ) from None
+
+    @property
+    def title(self) -> str:
+        """What the recipe calls itself."""
+        return self.recipe.title
+
+    @property
+    def rows(self) -> list[RowName]:
+        """Names of the rows of the results, each once."""
+        return list(dict.fromkeys(row["model"] for row in self.results))
+
+    @cached_property
+    def corpus(self) -> Corpus:
+        """The text as token arrays."""
+        return Corpus(self.directory / "corpus")
+
+    @cached_property
+    def memory(self) -> Memory:
+        """The long-term memory."""
+        return Memory(self.directory / "memory")
+
+    @cached_property
+    def neighbours(self) -> NeighbourTable:
+        """The neighbours of every position."""
+        return NeighbourTable(self.directory / "neighbours", self.memory)
+
+    @overload
+    def network(self, name: Literal["spalm"]) -> TrainedSpalm: ...
+    @overload
+    def network(self, name: Literal["transformer", "transformer-xl"]) -> TrainedModel: ...
+    @overload
+    def network(self, name: NetworkName) -> TrainedModel | TrainedSpalm: ...
+    def network(self, name: NetworkName) -> TrainedModel | TrainedSpalm:
+        """Returns a trained network, which `load` loads."""
+        where = self.directory / name
+        return TrainedSpalm(where) if name == "spalm" else TrainedModel(where)
+
+    def result(self, row: RowName) -> dict[str, Any]:
+        """Returns a row's results with the memory length of what is shown; the transformer has only one."""
+        found = {each["memory_length"]: each for each in self.results if each["model"] == row}
+        return found.get(self.memory_length) or next(iter(found.values()))
+
+    def records(self, row: RowName) -> Records:
+        """Returns a row's scores of every position; refuses scores that are not those of the results."""
+        folder = self.result(row)["evaluation"]
+        found = Records(self.directory / folder)
+        if found.digest != self._digests[folder]:
+            raise InputError(
+                f"{found.directory} has changed since {RESULTS} was written; run the same `spalm run` again"
+            )
+        return found
+
+    def log_probabilities(self, row: RowName, split: Split) -> np.ndarray:
+        """Returns log p of every token of a split."""
+        return np.asarray(self.records(row).log_probabilities(split), np.float64)
+
+    def network_records(self, row: RowName) -> Records:
+        """Returns the scores of the network that a row is made of."""
+        return self.records(ROWS[row].network)
+
+    @cached_property
+    def token_counts(self) -> np.ndarray:
+        """How often each token of the vocabulary comes in the training text."""
+        tokens, counts = self.corpus.split("train").tokens, np.zeros(self.corpus.vocabulary, np.int64)
+        for start in range(0, len(tokens), _COUNTED):
+            counts += np.bincount(tokens[start : start + _COUNTED], minlength=len(counts))
+        return counts

@@ -1,0 +1,127 @@
+"""Records: a model's scores of every position of dev and test, kept on disk.
+
+| array | a row is |
+|---|---|
+| log_probabilities | log p of the token that came |
+| without_memory | the same with the long-term memory ablated (SPALM only) |
+| gate | g_t (SPALM only) |
+| neighbours, distances, attention | ids of the entries attended to, how far they are, and their weights (SPALM only) |
+| entropy, highest, of_retrieved, hidden | inputs of the adaptive mixture, where neighbours are at hand |
+"""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from spalm import artifact
+from spalm.artifact import Artifact, Draft, Stage
+from spalm.compute import Execution, autocast
+from spalm.console import bar
+from spalm.corpus import Corpus, Split, TokenSplit
+from spalm.errors import InputError
+from spalm.lm import Reading
+from spalm.runs.rows import HELD_OUT
+from spalm.semiparametric import BaseOutputs, Retriever, Scorer, TrainingExamples, score_positions
+
+_KIND = "records"
+_VERSION = 2
+_BLOCK_TOKENS = 1 << 16
+"""Tokens read between two saves: a kill loses no more than this."""
+
+
+def records_stage(settings: dict[str, Any], parents: dict[str, str]) -> Stage:
+    """Returns the stage of a model's records."""
+    return Stage(_KIND, _VERSION, settings, parents, cheap=True)
+
+
+class Records(Artifact):
+    """Finished records of dev and test."""
+
+    def __init__(self, directory: Path | str):
+        super().__init__(directory, _KIND)
+        if self.manifest["version"] != _VERSION:
+            raise InputError(f"{self.directory} was made by another version of spalm; run the same command again")
+
+    def of(self, split: Split, name: str) -> np.ndarray:
+        """Returns one of the arrays of a split."""
+        return self.array(f"{split}.{name}")
+
+    def log_probabilities(self, split: Split) -> np.ndarray:
+        """Returns log p of tokens[i], for every i of the split."""
+        return self.of(split, "log_probabilities")
+
+    def has(self, name: str) -> bool:
+        """Returns whether an array was kept."""
+        return f"dev.{name}" in self.manifest["files"]
+
+    def examples(self, split: TokenSplit, retriever: Retriever, rows: Int[np.ndarray, "n"]) -> TrainingExamples:
+        """Returns positions of a split from which a mixture learns, or on which it is scored."""
+
+        def read(name: str) -> Tensor:
+            return torch.from_numpy(np.array(self.of(split.split, name)[rows])).float()
+
+        retrieved = retriever(rows)
+        of_retrieved = read("of_retrieved")[:, : retrieved.tokens.shape[-1]]
+        base = BaseOutputs(read("hidden"), read("entropy"), read("highest"), of_retrieved)
+        targets = torch.from_numpy(split.targets(rows))
+        return TrainingExamples(base, retrieved, read("log_probabilities"), targets)
+
+
+def keep_records(
+    stage: Stage,
+    load_scorer: Callable[[torch.device], Scorer],
+    corpus: Corpus,
+    reading: Reading,
+    directory: Path,
+    execution: Execution,
+) -> Records:
+    """Reads dev and test with a model and keeps its scores; the stage's settings and parents say which model and how."""
+
+    def fill(draft: Draft) -> tuple[dict, list[str]]:
+        device = execution.hardware.prepare()
+        scorer = load_scorer(device)
+        with autocast(device, bf16=bool(stage.settings["bf16"])):
+            for split in map(corpus.split, HELD_OUT):
+                _read(scorer, split, reading, draft)
+        return {}, []
+
+    stage.make(directory, fill, restart=execution.restart)
+    return Records(directory)
+
+
+def _read(scorer: Scorer, split: TokenSplit, reading: Reading, draft: Draft) -> None:
+    """Appends rows block by block; what a killed run had written is kept."""
+    # Long enough that the lanes' warm-up is a small part of it.
+    block = max(_BLOCK_TOKENS, 4 * reading.lanes * reading.warm_up * reading.segment)
+    block = reading.stride * max(1, block // reading.stride)
+    progress = draft.scratch(f"{split.split}.done.json")
+    done = artifact.read_json(progress)["positions"] if progress.exists() else 0
+    with bar(f"{draft.directory.name} reads {split.split}", len(split), done) as shown:
+        for start in range(done, len(split), block):
+            stop = min(start + block, len(split))
+            arrays = score_positions(scorer, split, reading, range(start, stop), shown.advance)
+            for name, rows in arrays.items():
+                _append(draft.directory / f"{split.split}.{name}", rows, start)
+            kinds = {name: [rows.dtype.str, *rows.shape[1:]] for name, rows in arrays.items()}
+            artifact.write_json(progress, {"positions": stop, "arrays": kinds})
+    for name, (dtype, *tail) in artifact.read_json(progress)["arrays"].items():
+        draft.declare(f"{split.split}.{name}", dtype, (len(split), *tail))
+
+
+def _append(path: Path, rows: np.ndarray, start: int) -> None:
+    """Puts rows behind the first `start`, which are on disk: they were synced before they were counted."""
+    path.touch()
+    with path.open("r+b") as file:
+        offset = start * rows[:1].nbytes
+        assert path.stat().st_size >= offset, f"{path} is shorter than it was"
+        file.truncate(offset)
+        file.seek(offset)
+        file.write(rows.tobytes())
+        file.flush()
+        os.fsync(file.fileno())

@@ -1,0 +1,139 @@
+"""The results of a run: one row for each model and memory length, as data and as a table."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from spalm.artifact import write_json
+from spalm.corpus import Corpus
+from spalm.lm import TrainedModel
+from spalm.runs.evaluation import Unit, in_all_units
+from spalm.runs.finished import RESULTS
+from spalm.runs.recipe import PaperRow
+from spalm.runs.records import Records
+from spalm.runs.rows import HELD_OUT, HeldOut, Row, RowName
+from spalm.runs.significance import wilcoxon
+from spalm.semiparametric import TrainedSpalm
+
+ResultRow = dict[str, Any]
+"""A row as it stands in results.json."""
+_SMALLEST_P = 1e-9
+"""Smaller p-values are printed as less than this."""
+
+
+def result_row(
+    row: Row,
+    trained: TrainedModel | TrainedSpalm,
+    records: Mapping[RowName, Records],
+    corpus: Corpus,
+    unit: Unit,
+) -> ResultRow:
+    """Returns one row: dev and test in the recipe's unit, and everything needed to read and repeat it.
+
+    `records` holds the row's own scores, those of its network alone, and those of the row it is compared with.
+    """
+    training, own = trained.model_settings.training, records[row.name]
+    found = {split: in_all_units(own.log_probabilities(split), corpus.split(split)) for split in HELD_OUT}
+    knn = own.facts.get("knn", {})
+    p = None
+    if row.compared_with is not None:
+        reference = records[row.compared_with]
+        p = wilcoxon(own.log_probabilities("test"), reference.log_probabilities("test"))
+    return {
+        "model": row.name,
+        "dev": found["dev"][unit],
+        "test": found["test"][unit],
+        "unit": unit,
+        "parameters": trained.parameters,
+        "memory_length": own.settings["memory_length"],
+        "memory_length_in_training": training.memory_length,
+        "lambda": knn.get("weight"),
+        "temperature": knn.get("temperature"),
+        "neighbours": knn.get("count"),
+        "without_long_term_memory": _ablated(row, records[row.network], corpus, unit),
+        "p_against_transformer_xl": p,
+        "more_texts_in_memory": 0,
+        "steps": training.steps,
+        "best_step": trained.facts["best_step"],
+        "seed": training.seed,
+        "all_units": found,
+        "evaluation": f"evaluation/{own.directory.name}",
+        "records": own.digest,
+    }
+
+
+def without_memory(row: Row, network: Records, split: HeldOut) -> np.ndarray | None:
+    """Returns the log-probabilities of a row without its long-term memory, from the records of its network.
+
+    None if the row has no long-term memory.
+    """
+    if not row.has_memory:
+        return None
+    return network.of(split, "without_memory") if row.gated else network.log_probabilities(split)
+
+
+def _ablated(row: Row, network: Records, corpus: Corpus, unit: Unit) -> dict[str, float] | None:
+    found = {split: without_memory(row, network, split) for split in HELD_OUT}
+    figures = {
+        split: in_all_units(array, corpus.split(split))[unit] for split, array in found.items() if array is not None
+    }
+    return figures or None
+
+
+def write_results(rows: list[ResultRow], directory: Path) -> None:
+    """Writes results.json."""
+    write_json(directory / RESULTS, rows)
+
+
+def print_results(rows: list[ResultRow], title: str, paper: list[PaperRow], console: Console) -> None:
+    """Prints the table of a run, with the paper's figures beside ours where the recipe has them."""
+    table = Table(title=title, caption="\n".join(_notes(rows)) or None, box=box.SIMPLE_HEAD, pad_edge=False)
+    table.title_justify = table.caption_justify = "left"
+    table.add_column("model", no_wrap=True)
+    names = ["M", "parameters", "lambda", "dev", "test", "ablated", "p"]
+    for name in (*names, *(("paper dev", "paper test") if paper else ())):
+        table.add_column(name, justify="right")
+    by_name = {(each.model, each.memory_length): each for each in paper}
+    for row in rows:
+        cells = _cells(row)
+        if paper:
+            theirs = by_name.get((row["model"], row["memory_length"]))
+            cells += ["", ""] if theirs is None else [str(theirs.dev), str(theirs.test)]
+        table.add_row(*cells)
+    console.print(table)
+
+
+def _notes(rows: list[ResultRow]) -> list[str]:
+    """Returns the lines below the table."""
+    notes = [f"{rows[0]['unit']}; M: length of the short-term memory"] if rows else []
+    if any(row["without_long_term_memory"] for row in rows):
+        notes.append("ablated: test, with the long-term memory taken away")
+    if any(row["p_against_transformer_xl"] is not None for row in rows):
+        notes.append("p: Wilcoxon's test on test, against transformer-xl with the same M")
+    if any(row["more_texts_in_memory"] for row in rows):
+        notes.append("the memory holds texts besides the training text: these are not the static figures of the corpus")
+    return notes
+
+
+def _cells(row: ResultRow) -> list[str]:
+    digits = 3 if row["unit"] == "bits/character" else 2
+    ablated, p = row["without_long_term_memory"], row["p_against_transformer_xl"]
+    return [
+        row["model"],
+        f"{row['memory_length']:,}",
+        _millions(row["parameters"]),
+        "" if row["lambda"] is None else f"{row['lambda']:.2f}",
+        f"{row['dev']:.{digits}f}",
+        f"{row['test']:.{digits}f}",
+        "" if ablated is None else f"{ablated['test']:.{digits}f}",
+        "" if p is None else "<1e-9" if p < _SMALLEST_P else f"{p:.2g}",
+    ]
+
+
+def _millions(count: int) -> str:
+    return f"{count / 1e6:.1f}M" if count >= 1e6 else f"{count:,}"

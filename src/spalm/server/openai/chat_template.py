@@ -1,0 +1,38 @@
+"""Conversations as prompts: the chat template of a pretrained model."""
+
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from jinja2 import TemplateError
+
+from spalm.corpus.tokeniser import Tokeniser
+from spalm.errors import InputError
+from spalm.generation.detokenise import pieces
+from spalm.server.openai.completions import Prompt
+from spalm.server.openai.protocol import ChatMessage
+
+
+class ChatTemplate:
+    """Of the tokeniser in a folder, loaded when it is first asked for."""
+
+    def __init__(self, folder: Path):
+        self._folder = folder
+
+    @cached_property
+    def _tokeniser(self) -> Any:
+        from transformers import AutoTokenizer
+
+        return AutoTokenizer.from_pretrained(self._folder)
+
+    def prompt(self, tokeniser: Tokeniser, messages: list[ChatMessage]) -> Prompt:
+        """The conversation up to where the model is to answer."""
+        if self._tokeniser.chat_template is None:
+            raise InputError(f"{self._folder.resolve().name} has no chat template; use /v1/completions")
+        said = [{"role": message.role, "content": message.text} for message in messages]
+        try:
+            text = self._tokeniser.apply_chat_template(said, tokenize=False, add_generation_prompt=True)
+        except TemplateError as error:
+            raise InputError(f"messages: the model's chat template refuses them ({error})") from None
+        tokens = tokeniser.encode([text.encode()])[0].tolist() or [tokeniser.start]
+        return Prompt(tokens, pieces(tokeniser, tokens))

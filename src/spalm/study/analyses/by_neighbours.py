@@ -1,0 +1,133 @@
+"""Perplexity by number of neighbours (the paper's table 5), in two ways that are told apart:
+
+- retrained: for each number a SPALM is trained with it, as in the paper. Hours at the paper's size;
+- at test only: the run's own SPALM is given more or fewer neighbours than it was trained with. Minutes.
+
+Records are kept below the run, so what was made once is not made again.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from matplotlib.axes import Axes
+
+from spalm.artifact import Artifact
+from spalm.compute import Execution
+from spalm.memory import encoder_of
+from spalm.neighbours import NeighbourTable, find_neighbours
+from spalm.runs import FinishedRun, Records
+from spalm.runs.evaluation import Evaluation, evaluate_model, in_all_units
+from spalm.semiparametric import TrainedSpalm, train_spalm
+from spalm.study.analysis import Analysis, Asked, Cell, Tabular
+from spalm.study.drawing import COLOURS
+
+COUNTS = (1, 2, 4, 8, 16)
+"""The paper's."""
+_FOLDER = "by-neighbours"
+_PAPER = {1: 18.0, 2: 18.0, 4: 17.9, 8: 18.2, 16: 18.4}
+"""Its perplexity on WikiText-103 dev."""
+
+
+@dataclass(frozen=True)
+class Varied:
+    """A number of neighbours, and whether SPALM was trained with it."""
+
+    count: int
+    retrained: bool
+
+    def model(self, run: FinishedRun) -> Path:
+        return run.directory / _FOLDER / f"retrained-{self.count}" if self.retrained else run.directory / "spalm"
+
+    def records(self, run: FinishedRun) -> Path:
+        return run.directory / _FOLDER / f"{'retrained' if self.retrained else 'at-test'}-{self.count}-records"
+
+
+def vary_neighbours(run: FinishedRun, counts: tuple[int, ...], execution: Execution, *, retrain: bool) -> None:
+    """Makes the records for these numbers of neighbours, at test only or by training anew."""
+    table = _wide_table(run, max(counts), execution, for_training=retrain)
+    for varied in (Varied(count, retrain) for count in counts):
+        model = _retrained(run, varied, table, execution) if retrain else run.network("spalm")
+        settings = run.recipe.evaluation.model_copy(update={"neighbours": varied.count})
+        evaluation = Evaluation(settings, run.memory_length, table)
+        evaluate_model(model, run.corpus, evaluation, varied.records(run), execution)
+
+
+def _wide_table(run: FinishedRun, count: int, execution: Execution, *, for_training: bool) -> NeighbourTable:
+    """The neighbours of every position, at least `count` of them where they are needed."""
+    settings = run.recipe.neighbours
+    wider = settings.model_copy(
+        update={
+            "count": max(count, settings.count) if for_training else settings.count,
+            "held_out": max(count, settings.held_out),
+        }
+    )
+    if wider == settings:
+        return run.neighbours
+    encoder = encoder_of(run.network("transformer"), run.recipe.memory, execution.hardware.prepare)
+    return find_neighbours(run.memory, encoder, run.corpus, wider, run.directory / _FOLDER / "neighbours", execution)
+
+
+def _retrained(run: FinishedRun, varied: Varied, table: NeighbourTable, execution: Execution) -> TrainedSpalm:
+    settings = run.network("spalm").model_settings
+    gate = settings.spalm.gate.model_copy(update={"neighbours": varied.count})
+    settings = settings.model_copy(update={"spalm": settings.spalm.model_copy(update={"gate": gate})})
+    start = run.network("transformer-xl") if settings.first_step else None
+    return train_spalm(settings, start, run.corpus, table, varied.model(run), execution)
+
+
+def made_before(run: FinishedRun) -> dict[Varied, Records]:
+    """What there is to compare: the run's own SPALM, and what was varied since, as long as the run is the same."""
+    trained_with = run.network("spalm").model_settings.spalm.gate.neighbours
+    own = run.records("spalm")
+    tested_with = trained_with if own.settings["neighbours"] is None else own.settings["neighbours"]
+    found = {Varied(tested_with, retrained=False): own}
+    if tested_with == trained_with:
+        found[Varied(tested_with, retrained=True)] = own
+    for path in sorted((run.directory / _FOLDER).glob("*-records/manifest.json")):
+        kind, count = path.parent.name.removesuffix("-records").rsplit("-", 1)
+        varied, records = Varied(int(count), kind == "retrained"), Records(path.parent)
+        model = Artifact(varied.model(run))
+        of_this_run = model.manifest["parents"].get("start") == run.network("spalm").manifest["parents"].get("start")
+        same = records.manifest["parents"]["model"] == model.digest and of_this_run
+        if same and records.settings["memory_length"] == run.memory_length:
+            found[varied] = records
+    return found
+
+
+def by_neighbours(asked: Asked) -> Analysis:
+    run, text = asked.run, asked.run.corpus.split(asked.split)
+    values = {
+        varied: in_all_units(records.log_probabilities(asked.split), text)[run.unit]
+        for varied, records in made_before(run).items()
+    }
+    paper = _PAPER if run.recipe.paper and run.unit == "perplexity/word" else {}
+    rows: list[list[Cell]] = [
+        [
+            count,
+            values.get(Varied(count, retrained=True)),
+            values.get(Varied(count, retrained=False)),
+            *([paper.get(count)] if paper else []),
+        ]
+        for count in sorted({varied.count for varied in values})
+    ]
+    own = run.network("spalm").model_settings.spalm.gate.neighbours
+    return Analysis(
+        "neighbours",
+        "By number of neighbours",
+        f"{run.unit} of SPALM ({asked.where}). Retrained: trained with that number. At test: the run's own SPALM, "
+        f"trained with {own}, given that number." + (" Paper: WikiText-103 dev, retrained." if paper else ""),
+        {"counts": Tabular(["neighbours", "retrained", "at test", *(["paper"] if paper else [])], rows)},
+        lambda axes: _draw(axes, rows, run.unit),
+        data={"split": asked.split, "unit": run.unit, "trained_with": own},
+    )
+
+
+def _draw(axes: Axes, rows: list[list[Cell]], unit: str) -> None:
+    for number, label in ((1, "retrained"), (2, "at test only")):
+        points = [(place, row[number]) for place, row in enumerate(rows) if row[number] is not None]
+        if points:
+            axes.plot(*zip(*points), "o-", ms=4, label=label, color=COLOURS[number - 1])
+    axes.set_xticks(range(len(rows)), [str(row[0]) for row in rows])
+    axes.set_xlabel("neighbours")
+    axes.set_ylabel(unit)
+    axes.legend()

@@ -1,0 +1,43 @@
+"""How the models were trained."""
+
+import json
+
+from matplotlib.axes import Axes
+
+from spalm.artifact import Artifact
+from spalm.runs import NETWORKS
+from spalm.study.analysis import Analysis, Asked, Cell, Tabular
+from spalm.study.drawing import COLOURS
+
+
+def training_curves(asked: Asked) -> Analysis:
+    """The losses of the models that were trained, from their logs."""
+    points: dict[str, dict[str, list[list[float]]]] = {}
+    rows: list[list[Cell]] = []
+    for model in NETWORKS:
+        trained = Artifact(asked.run.directory / model)
+        lines = [json.loads(line) for line in (trained.directory / "metrics.jsonl").read_text().splitlines()]
+        points[model] = {
+            name: [[line["step"], line[key]] for line in lines if line.get(key) is not None]
+            for name, key in (("train", "loss"), ("dev", "dev_loss"))
+        }
+        rows += [[model, int(step), loss] for step, loss in points[model]["dev"]]
+    return Analysis(
+        "curves",
+        "Training",
+        "Loss in nats per token: training (thin) and dev (dots). SPALM takes over from transformer-xl's parameters "
+        "where its line begins.",
+        {"dev": Tabular(["model", "step", "dev loss"], rows)},
+        lambda axes: _draw_curves(axes, points),
+        data={"points": points},
+    )
+
+
+def _draw_curves(axes: Axes, points: dict) -> None:
+    for number, (model, series) in enumerate(points.items()):
+        for name, style in (("train", {"lw": 0.8, "alpha": 0.5}), ("dev", {"marker": "o", "ms": 4, "label": model})):
+            if series[name]:
+                axes.plot(*zip(*series[name]), color=COLOURS[number], **style)
+    axes.set_xlabel("step")
+    axes.set_ylabel("loss")
+    axes.legend()

@@ -1,0 +1,95 @@
+"""Output analysis (the paper's section 5.2): which tokens the two memories help, and which they harm.
+
+A token gains from a memory if its probability rises by at least 0.1 when the memory is added, and loses if it falls by
+as much: short-term is transformer-XL against the transformer, long-term is SPALM against transformer-XL.
+"""
+
+import numpy as np
+from matplotlib.axes import Axes
+
+from spalm.corpus import shown
+from spalm.study.analyses.slices import frequency_bins
+from spalm.study.analysis import Analysis, Asked, Cell, Tabular
+from spalm.study.drawing import COLOURS, LOSS
+
+BAR = 0.1
+_TOKENS = 20
+"""Tokens listed of each kind."""
+
+
+def output_analysis(asked: Asked) -> Analysis:
+    run, split, long = asked.run, asked.split, asked.model
+    plain, short, both = (
+        np.exp(run.log_probabilities(model, split)) for model in ("transformer", "transformer-xl", long)
+    )
+    targets = run.corpus.split(split).targets(np.arange(len(plain)))
+    kinds = {
+        "short-term gains": short - plain >= BAR,
+        "short-term losses": plain - short >= BAR,
+        "long-term gains": both - short >= BAR,
+        "long-term losses": short - both >= BAR,
+        "both above transformer": (short - plain >= BAR) & (both - plain >= BAR),
+    }
+    bins = frequency_bins(run, targets)
+    rows: list[list[Cell]] = []
+    for name, here in [*bins.items(), ("all", np.ones(len(targets), bool))]:
+        rows.append([name, int(here.sum()), *(int((kind & here).sum()) for kind in kinds.values())])
+    counts = Tabular(["comes in training", "positions", *kinds], rows, "positions by how often their token comes")
+    difference = run.log_probabilities(long, split) - run.log_probabilities("transformer-xl", split)
+    tables = {"counts": counts}
+    for name, which in (("gainers", kinds["long-term gains"]), ("losers", kinds["long-term losses"])):
+        tables[name] = _tokens(asked, targets, kinds, which, difference, f"tokens with most long-term {_PLURAL[name]}")
+    return Analysis(
+        "outputs",
+        "Which tokens the memories help",
+        f"Tokens ({asked.where}) whose probability rises (gains) or falls (losses) by at least {BAR}: short-term is "
+        f"transformer-xl against transformer, long-term {long} against transformer-xl. By how often the token comes in "
+        "the training text. Nats: log-probability gained by the long-term memory in all.",
+        tables,
+        lambda axes: _draw(axes, [row for row in rows[:-1] if row[1]], list(kinds)[:4]),
+        data={"split": split, "model": long, "threshold": BAR},
+    )
+
+
+_PLURAL = {"gainers": "gains", "losers": "losses"}
+
+
+def _tokens(
+    asked: Asked,
+    targets: np.ndarray,
+    kinds: dict[str, np.ndarray],
+    which: np.ndarray,
+    difference: np.ndarray,
+    title: str,
+) -> Tabular:
+    """The tokens with the most positions of a kind."""
+    size, tokeniser = asked.run.corpus.vocabulary, asked.run.corpus.tokeniser
+    counted = np.bincount(targets[which], minlength=size)
+    positions = np.bincount(targets, minlength=size)
+    gains, losses = (
+        np.bincount(targets[kinds[kind]], minlength=size) for kind in ("long-term gains", "long-term losses")
+    )
+    nats = np.bincount(targets, weights=difference, minlength=size)
+    order = [token for token in np.argsort(-counted, kind="stable")[:_TOKENS].tolist() if counted[token]]
+    rows: list[list[Cell]] = [
+        [shown(tokeniser, token), int(positions[token]), int(gains[token]), int(losses[token]), float(nats[token])]
+        for token in order
+    ]
+    return Tabular(["token", "positions", "gains", "losses", "nats"], rows, title)
+
+
+def _draw(axes: Axes, rows: list[list[Cell]], kinds: list[str]) -> None:
+    places = np.arange(len(rows))
+    colours = [COLOURS[0], COLOURS[0], COLOURS[2], LOSS]
+    for number, (kind, colour) in enumerate(zip(kinds, colours)):
+        shares = [100 * row[2 + number] / row[1] for row in rows]
+        sign = -1 if "losses" in kind else 1
+        offset = -0.2 if "short" in kind else 0.2
+        axes.bar(
+            places + offset, np.multiply(sign, shares), 0.38, label=kind, color=colour, alpha=0.55 if sign < 0 else 1
+        )
+    axes.axhline(0, lw=0.8, color=COLOURS[5])
+    axes.set_xticks(places, [row[0] for row in rows], rotation=20, ha="right")
+    axes.set_xlabel("times that the token comes in the training text")
+    axes.set_ylabel("% of positions that gain (up) or lose (down)")
+    axes.legend(ncols=2, fontsize="small")

@@ -1,0 +1,43 @@
+"""Every model against every other."""
+
+import numpy as np
+from matplotlib.axes import Axes
+
+from spalm.runs.significance import wilcoxon
+from spalm.study.analysis import Analysis, Asked, Cell, Tabular
+from spalm.study.drawing import write_text
+
+
+def all_pairs(asked: Asked) -> Analysis:
+    """Wilcoxon's signed-rank test between every two models."""
+    models = asked.run.rows
+    values = {model: asked.run.log_probabilities(model, asked.split) for model in models}
+    rows: list[list[Cell]] = []
+    for number, one in enumerate(models):
+        for other in models[number + 1 :]:
+            gain = float((values[other] - values[one]).mean())
+            rows.append([one, other, gain, wilcoxon(values[one], values[other])])
+    return Analysis(
+        "significance",
+        "Every model against every other",
+        f"Mean gain in log-probability per token ({asked.where}; nats) of the second model over the first, and p "
+        "of Wilcoxon's signed-rank test (two-sided) on the same tokens. In the picture: the gain of a column's model "
+        "over a row's; n.s.: p of 0.05 or more.",
+        {"pairs": Tabular(["model", "against", "gain", "p"], rows)},
+        lambda axes: _draw_pairs(axes, models, rows),
+        (6.4, 4.2),
+        {"split": asked.split},
+    )
+
+
+def _draw_pairs(axes: Axes, models: list[str], rows: list[list[Cell]]) -> None:
+    gains = np.zeros((len(models), len(models)))
+    for one, other, gain, p in rows:
+        i, j = models.index(one), models.index(other)
+        gains[i, j], gains[j, i] = gain, -gain
+        for x, y, value in ((j, i, gain), (i, j, -gain)):
+            write_text(axes, x, y, f"{value:+.3f}" if p < 0.05 else "n.s.", ha="center", va="center", fontsize=8)
+    most = max(1e-9, float(np.abs(gains).max()))
+    axes.imshow(gains, cmap="RdYlGn", vmin=-most, vmax=most, alpha=0.55)
+    axes.set_xticks(range(len(models)), models, rotation=30, ha="right")
+    axes.set_yticks(range(len(models)), models)

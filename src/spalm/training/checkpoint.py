@@ -1,0 +1,182 @@
+"""Checkpoints: everything that the next step depends on, so that resuming equals never having stopped, bit for bit.
+
+    checkpoint/STEP/tensors.safetensors     parameters, optimiser moments, carried memories, random state
+    checkpoint/STEP/progress.json           step, best dev loss, and the digest of the tensors
+
+Parameters are whole and memories those of all lanes, so that another number of ranks can go on from it.
+Tensors and JSON only: loading one runs no code. The newest whole one counts; a half-written one is never seen.
+"""
+
+import errno
+import json
+import os
+import re
+import shutil
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from spalm.artifact import digest_of_file, write_json
+from spalm.compute.ranks import ALONE, Ranks
+from spalm.errors import InputError
+from spalm.training.replica import cut_like, whole
+
+FOLDER = "checkpoint"
+
+
+@dataclass
+class Progress:
+    """How far training has come."""
+
+    step: int = 0
+    best_dev: float | None = None
+    best_step: int | None = None
+
+
+def save_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
+    """Writes a safetensors file in one step: it is there whole, or not at all."""
+    temporary = path.with_name(path.name + ".tmp")
+    try:
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, temporary)
+        with temporary.open("rb") as file:
+            os.fsync(file.fileno())
+    except SafetensorError as error:
+        temporary.unlink(missing_ok=True)
+        number = re.search(r"os error (\d+)", str(error))
+        code = int(number[1]) if number else errno.EIO
+        raise OSError(code, os.strerror(code), str(path)) from None
+    temporary.replace(path)
+
+
+def load_parameters(model: nn.Module, path: Path) -> None:
+    """Fills a model from a safetensors file, refusing one that was made for another network."""
+    try:
+        tensors = load_file(path)
+    except (SafetensorError, FileNotFoundError) as error:
+        raise InputError(f"{path} cannot be read ({error}); train the model again") from None
+    own = model.state_dict()
+    for name in sorted({*own, *tensors}):
+        mine, theirs = own.get(name), tensors.get(name)
+        if mine is None or theirs is None or mine.shape != theirs.shape:
+            shapes = [None if tensor is None else list(tensor.shape) for tensor in (theirs, mine)]
+            raise InputError(
+                f"{path} was made with other settings: {name} is {shapes[0]} there and {shapes[1]} here; "
+                "use the settings it was made with, or train the model again"
+            )
+    model.load_state_dict(tensors)
+
+
+def save(
+    directory: Path,
+    progress: Progress,
+    model: nn.Module,
+    optimiser: torch.optim.Optimizer,
+    memories: list[list[Tensor]],
+    ranks: Ranks = ALONE,
+) -> None:
+    """The first rank writes; the others give it what only they have."""
+    own = {f"model/{name}": tensor for name, tensor in model.state_dict().items()}
+    for index, moments in optimiser.state_dict()["state"].items():
+        own |= {f"optimiser/{index}/{name}": tensor for name, tensor in moments.items()}
+    tensors = {}
+    for name, tensor in own.items():
+        together = whole(tensor)
+        if ranks.first:
+            tensors[name] = together
+    for part, memory in enumerate(memories):
+        for layer, tensor in enumerate(memory):
+            for rank, theirs in enumerate(ranks.gather(tensor)):
+                tensors[f"memory/{rank * len(memories) + part}/{layer}"] = theirs
+    for device, state in _random_states().items():
+        tensors |= {f"random/{_of_rank(device, rank)}": theirs for rank, theirs in enumerate(ranks.gather(state))}
+    if ranks.first:
+        _write(directory, progress, tensors)
+
+
+def _write(directory: Path, progress: Progress, tensors: dict[str, Tensor]) -> None:
+    folder = directory / FOLDER / f"{progress.step:09d}"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    save_tensors(folder / "tensors.safetensors", tensors)
+    digest = digest_of_file(folder / "tensors.safetensors")
+    write_json(folder / "progress.json", {**asdict(progress), "sha256": digest})
+    for older in sorted((directory / FOLDER).iterdir()):
+        if older != folder:
+            shutil.rmtree(older)
+
+
+def load(
+    directory: Path,
+    model: nn.Module,
+    optimiser: torch.optim.Optimizer,
+    device: torch.device,
+    begin: int = 0,
+    ranks: Ranks = ALONE,
+) -> tuple[Progress, list[Tensor]]:
+    """Brings model, optimiser and random state to the newest checkpoint; without one, leaves them at step `begin`.
+
+    Gives the progress, and the carried memory of this rank's lanes, layer by layer.
+    """
+    folder = _newest(directory)
+    if folder is None:
+        return Progress(begin), []
+    content = json.loads((folder / "progress.json").read_text())
+    path = folder / "tensors.safetensors"
+    if digest_of_file(path) != content.pop("sha256"):
+        raise InputError(f"{path} is damaged; give --restart to train from the beginning")
+    tensors = load_file(path)
+    groups: dict[str, dict[str, Tensor]] = {}
+    for name, tensor in tensors.items():
+        group, inner = name.split("/", 1)
+        groups.setdefault(group, {})[inner] = tensor
+    own = model.state_dict()
+    model.load_state_dict({name: cut_like(tensor, own[name]) for name, tensor in groups["model"].items()})
+    state = optimiser.state_dict()
+    parameters = [parameter for group in optimiser.param_groups for parameter in group["params"]]
+    for name, tensor in groups.get("optimiser", {}).items():
+        index, moment = name.split("/")
+        like = parameters[int(index)]
+        state["state"].setdefault(int(index), {})[moment] = cut_like(tensor, like) if tensor.dim() else tensor
+    optimiser.load_state_dict(state)
+    _restore_random_states(groups["random"], ranks.rank)
+    return Progress(**content), [lanes.to(device) for lanes in _own_lanes(groups.get("memory", {}), ranks)]
+
+
+def _own_lanes(memories: dict[str, Tensor], ranks: Ranks) -> list[Tensor]:
+    """Layer by layer, the carried memory of this rank's lanes, however many ranks and parts it was written by."""
+    layers: dict[int, dict[int, Tensor]] = {}
+    for name, tensor in memories.items():
+        part, layer = map(int, name.split("/"))
+        layers.setdefault(layer, {})[part] = tensor
+    joined = [torch.cat([parts[part] for part in sorted(parts)]) for _, parts in sorted(layers.items())]
+    shares = [ranks.share(len(lanes)) for lanes in joined]
+    return [lanes[share.start : share.stop] for lanes, share in zip(joined, shares)]
+
+
+def _newest(directory: Path) -> Path | None:
+    whole = sorted(path.parent for path in (directory / FOLDER).glob("*/progress.json"))
+    return whole[-1] if whole else None
+
+
+def _random_states() -> dict[str, Tensor]:
+    states = {"cpu": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        states["cuda"] = torch.cuda.get_rng_state()
+    return states
+
+
+def _restore_random_states(states: dict[str, Tensor], rank: int) -> None:
+    """A rank that had no part in the checkpoint goes on with the state that it began with."""
+    cpu, cuda = _of_rank("cpu", rank), _of_rank("cuda", rank)
+    if cpu in states:
+        torch.set_rng_state(states[cpu])
+    if cuda in states and torch.cuda.is_available():
+        torch.cuda.set_rng_state(states[cuda])
+
+
+def _of_rank(device: str, rank: int) -> str:
+    return f"{device}/{rank}" if rank else device

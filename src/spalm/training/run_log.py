@@ -1,0 +1,47 @@
+"""The record of a run: metrics.jsonl, one object a line, and TensorBoard where it is asked for."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from spalm.artifact import write_atomically
+from spalm.errors import InputError
+
+
+class RunLog:
+    """Appends records by step. Reopened at a step, it forgets what a killed run wrote beyond it."""
+
+    def __init__(self, directory: Path, step: int, *, tensorboard: bool = False):
+        path = directory / "metrics.jsonl"
+        lines = path.read_text().splitlines() if path.exists() else []
+        kept = [line for line in lines if _step_of(line) <= step]
+        write_atomically(path, "".join(line + "\n" for line in kept))
+        self._file = path.open("a")
+        self._board = _board(directory) if tensorboard else None
+
+    def write(self, step: int, **values: Any) -> None:
+        self._file.write(json.dumps({"step": step, **values}) + "\n")
+        self._file.flush()
+        if self._board is not None:
+            for name, value in values.items():
+                self._board.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        self._file.close()
+        if self._board is not None:
+            self._board.close()
+
+
+def _step_of(line: str) -> float:
+    try:
+        return json.loads(line)["step"]
+    except (json.JSONDecodeError, KeyError):
+        return float("inf")  # cut off in the middle by a kill
+
+
+def _board(directory: Path):
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise InputError("--tensorboard needs the extra: pip install 'spalm[tensorboard]'") from None
+    return SummaryWriter(directory / "tensorboard")

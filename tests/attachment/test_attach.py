@@ -1,0 +1,227 @@
+"""A memory for a pretrained model: what it learns from, what it is measured on, and that nothing leaks."""
+
+import math
+import shutil
+
+import numpy as np
+import pytest
+import torch
+
+from spalm.artifact import read_json
+from spalm.attachment import Attached, AttachSettings, attach, score_files
+from spalm.attachment import attach as attaching
+from spalm.attachment.attach import ExampleSets, carried_on, mixed, perplexity
+from spalm.attachment.dynamic import own_past, together
+from spalm.attachment.policy import ALWAYS, PolicySettings, learn_policy, threshold
+from spalm.compute import Hardware
+from spalm.errors import InputError
+from spalm.memory import source_of_split
+from spalm.semiparametric import Plain, Retrieved, look_up
+from support.facts import write_documents
+
+CPU = Hardware("cpu", 1)
+
+
+@pytest.fixture(scope="module")
+def attached(attached_folder) -> Attached:
+    return Attached(attached_folder, CPU)
+
+
+@pytest.fixture(scope="module")
+def lessons(attached) -> ExampleSets:
+    where = attached.directory / "index"
+    search = attaching._search_of_training(attached.corpus, attached.memory, attached.settings, where)
+    return ExampleSets.of(attached.base, attached.corpus, attached.memory, search, attached.settings)
+
+
+@pytest.fixture
+def copy(attached_folder, tmp_path) -> Attached:
+    return Attached(shutil.copytree(attached_folder, tmp_path / "copy"), CPU)
+
+
+def test_the_memory_pays_on_documents_that_it_does_not_hold(attached):
+    for figures in attached.combined.facts["figures"].values():
+        assert figures["adaptive"] < figures["knn-lm"] < figures["plain"]
+
+
+def test_figures_are_those_of_the_model_itself_and_of_the_combiner_over_the_whole_vocabulary(attached, lessons):
+    """Document by document through transformers' own forward, and through the combiner that answers requests."""
+    test, model = attached.corpus.split("test"), attached.base.model.model
+    plain = []
+    for begin, end in zip(test.begins, test.ends):
+        tokens = torch.from_numpy(test.tokens[begin:end].astype(np.int64))
+        inputs = torch.cat([torch.tensor([test.start]), tokens])[: attached.settings.context]
+        with torch.no_grad():
+            scores = model(inputs[None]).logits[0].log_softmax(-1)
+        plain.append((int(begin), scores.gather(-1, tokens[: len(inputs), None])[:, 0]))
+    for begin, scores in plain:
+        torch.testing.assert_close(lessons.test.log_base[begin : begin + len(scores)], scores, rtol=1e-3, atol=1e-3)
+    rows = torch.arange(0, len(lessons.test), 7)
+    part = lessons.test[rows]
+    combined = attached.combiner.combine(attached.base.model, part.said.hidden, part.retrieved)
+    np.testing.assert_allclose(combined.log_probabilities.exp().sum(-1), 1, atol=1e-4)
+    found = combined.log_probabilities.gather(-1, part.targets[:, None])[:, 0]
+    torch.testing.assert_close(found, mixed(attached.mixture, part), rtol=1e-3, atol=1e-3)
+    assert perplexity(lessons.test.log_base) == pytest.approx(attached.combined.facts["figures"]["test"]["plain"], 1e-4)
+
+
+def test_without_neighbours_the_combiners_are_the_model(attached, lessons):
+    hidden = lessons.test.said.hidden[:5]
+    nothing = Retrieved(torch.zeros(5, 0, dtype=torch.long), torch.zeros(5, 0), torch.zeros(5, 0, dtype=torch.long))
+    plain = Plain().combine(attached.base.model, hidden, nothing).log_probabilities
+    for combiner in attached.combiners.values():
+        torch.testing.assert_close(combiner.combine(attached.base.model, hidden, nothing).log_probabilities, plain)
+
+
+def test_training_positions_do_not_see_their_own_document_and_dev_sees_no_held_out_text(attached, lessons):
+    entries, train = attached.memory.entries(), attached.corpus.split("train")
+    first = attached.memory.first_id(source_of_split(attached.corpus, "train"))
+    held = entries.documents_held
+    for lesson in (lessons.train, lessons.dev, lessons.test):
+        ids = lesson.retrieved.ids[lesson.retrieved.there].numpy()
+        assert first <= ids.min() <= ids.max() < first + len(train)
+    rows = attaching._pieces(entries.first_row(first + len(train)), attached.settings)
+    own = held.index_of(entries.ids(rows))
+    for lesson in (lessons.train, lessons.moved):
+        found, there = lesson.retrieved.ids.numpy(), lesson.retrieved.there.numpy()
+        assert there.any()
+        assert not (held.index_of(found) == own[:, None])[there].any()
+    assert {*attached.corpus.split("dev").names} <= {*held.names}, "afterwards they are remembered too"
+
+
+def test_attaching_again_changes_nothing_and_other_settings_are_measured_without_what_came_later(copy, tmp_path):
+    before = {path: path.read_bytes() for path in copy.directory.rglob("*") if path.is_file()}
+    texts = copy.directory.parent / "text"
+    texts.mkdir()
+    write_documents(texts)
+    model, corpus = str(copy.base.folder.path), read_json(copy.directory / "corpus" / "manifest.json")
+    original = corpus["settings"]["source"]["path"]
+    again = attach(model, [*map(type(tmp_path), original)], copy.directory, copy.settings, CPU)
+    assert {path: path.read_bytes() for path in before} == before
+    other = copy.settings.model_copy(update={"search": 0.3})
+    changed = attach(model, [*map(type(tmp_path), original)], copy.directory, other, CPU)
+    for split, figures in changed.combined.facts["figures"].items():
+        assert figures == pytest.approx(again.combined.facts["figures"][split], rel=0.02)
+    assert changed.combined.facts["threshold"] > ALWAYS
+
+
+def test_a_killed_attaching_goes_on_to_the_same_bytes(attached, tmp_path, monkeypatch):
+    source = read_json(attached.directory / "corpus" / "manifest.json")["settings"]["source"]["path"]
+    given = str(attached.base.folder.path), [*map(type(tmp_path), source)], tmp_path / "killed", attached.settings, CPU
+
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(attaching, "learn", killed)
+        with pytest.raises(KeyboardInterrupt):
+            attach(*given)
+    with pytest.raises(InputError, match=r"no attached\.json"):
+        Attached(tmp_path / "killed", CPU)
+    resumed = attach(*given)
+    for name in ("mixture.safetensors", "policy.safetensors"):
+        assert (resumed.combined.directory / name).read_bytes() == (attached.combined.directory / name).read_bytes()
+    assert resumed.combined.facts == attached.combined.facts
+
+
+def test_the_papers_gate_can_be_asked_for(copy, tmp_path):
+    source = read_json(copy.directory / "corpus" / "manifest.json")["settings"]["source"]["path"]
+    settings = copy.settings.model_copy(update={"combiner": "gate"})
+    gated = attach(str(copy.base.folder.path), [*map(type(tmp_path), source)], copy.directory, settings, CPU)
+    figures = gated.combined.facts["figures"]["test"]
+    assert figures["gate"] < figures["plain"]
+    assert gated.combiner is gated.combiners["gate"]
+    hidden = torch.randn(3, gated.base.model.width)
+    retrieved = gated.search(gated.memory.keys_of(hidden))
+    said = gated.combiner.combine(gated.base.model, hidden, retrieved)
+    np.testing.assert_allclose(said.log_probabilities.exp().sum(-1), 1, atol=1e-4)
+
+
+def test_a_policy_learns_where_a_search_pays(lessons):
+    said = lessons.train.said
+    direction = torch.linspace(-1, 1, said.hidden.shape[-1])
+    gains = torch.tanh(torch.nn.functional.layer_norm(said.hidden, said.hidden.shape[-1:]) @ direction)
+    policy = learn_policy(PolicySettings(passes=20), said.hidden, gains)
+    predicted = policy(said.hidden)
+    assert torch.corrcoef(torch.stack([predicted, gains]))[0, 1] > 0.8
+    for share in (0.1, 0.3, 0.7):
+        assert (predicted > threshold(predicted, share)).float().mean() == pytest.approx(share, abs=0.01)
+    assert (predicted > threshold(predicted, 1.0)).all()
+    assert not (predicted > threshold(predicted, 0.0)).any()
+
+
+def test_the_curve_begins_with_the_plain_model_and_ends_with_everything_searched(attached):
+    curve, figures = attached.combined.facts["curve"], attached.combined.facts["figures"]["test"]
+    assert curve[0]["perplexity"] == figures["plain"]
+    assert curve[-1]["perplexity"] == figures["adaptive"]
+    assert [point["searched"] for point in curve] == sorted(point["searched"] for point in curve)
+
+
+def test_unsearched_positions_move_on_from_the_one_before(attached, lessons):
+    """Against a loop over positions, with dictionaries."""
+    entries, text, lesson = attached.memory.entries(), attached.corpus.split("test"), lessons.test
+    chosen = torch.from_numpy(np.random.default_rng(5).random(len(text)) < 0.3)
+    found = carried_on(lesson.retrieved, chosen, lesson.targets, text, entries)
+    held = entries.documents_held
+    have: dict[int, float] = {}
+    for position in range(300):
+        if chosen[position]:
+            there = lesson.retrieved.there[position]
+            ids, distances = lesson.retrieved.ids[position][there], lesson.retrieved.distances[position][there]
+            have = dict(zip(ids.tolist(), distances.tolist()))
+        elif position in text.begins:
+            have = {}
+        else:
+            came = int(lesson.targets[position - 1])
+            right = {id: gap for id, gap in have.items() if int(entries.tokens_of(np.array(id))) == came}
+            same = {id for id in right if held.index_of(np.array(id)) == held.index_of(np.array(id + 1))}
+            have = {id + 1: gap for id, gap in right.items() if id in same}
+        there = found.there[position]
+        assert dict(zip(found.ids[position][there].tolist(), found.distances[position][there].tolist())) == have
+    looked = look_up(found.ids.numpy(), found.distances.numpy(), entries)
+    assert torch.equal(looked.tokens[found.there], found.tokens[found.there])
+
+
+@pytest.mark.parametrize("reach", [None, 4])
+def test_a_texts_own_past_is_what_a_loop_finds(reach):
+    random = np.random.default_rng(2)
+    keys, tokens = random.normal(size=(23, 5)).astype("<f2"), random.integers(0, 9, 23)
+    found = own_past(keys, tokens, 3, reach)
+    for position in range(23):
+        first = 0 if reach is None else max(0, position - reach)
+        exact = keys.astype(float)
+        gaps = {j: float(((exact[position] - exact[j]) ** 2).sum()) for j in range(first, position)}
+        nearest = sorted(gaps, key=gaps.get)[:3]
+        there = found.there[position]
+        assert found.tokens[position][there].tolist() == [int(tokens[j]) for j in nearest]
+        np.testing.assert_allclose(found.distances[position][there], [gaps[j] for j in nearest], rtol=1e-3, atol=1e-3)
+
+
+def test_two_lists_of_neighbours_become_one():
+    def retrieved(tokens, distances):
+        return Retrieved(torch.tensor([tokens]), torch.tensor([distances]), torch.tensor([tokens]))
+
+    both = together(retrieved([1, 2], [0.5, 3.0]), retrieved([3, 4], [1.0, math.inf]), 3)
+    assert both.tokens.tolist() == [[1, 3, 2]]
+    assert both.distances.tolist() == [[0.5, 1.0, 3.0]]
+
+
+def test_static_and_dynamic_figures_of_a_text(attached, tmp_path):
+    """A text that repeats itself gains from its own past; that of the memory as it is does not change."""
+    line = "ka1 lo2 mi3 nu4 ka5 lo6 mi7 nu8 .\n"
+    (tmp_path / "new.txt").write_text(line * 12)
+    version = attached.memory.versions()[-1]
+    found = score_files(attached, [tmp_path / "new.txt"])
+    assert found["dynamic"]["growing"] < found["static"]["adaptive"]
+    assert found["dynamic"]["cache"] < found["static"]["plain"]
+    assert attached.memory.versions()[-1] == version, "nothing of it is kept"
+    (tmp_path / "doc3.txt").write_text(line)
+    with pytest.raises(InputError, match=r"doc3\.txt"):
+        score_files(attached, [tmp_path / "doc3.txt"])
+
+
+def test_settings_that_cannot_be_met_are_told(tmp_path):
+    with pytest.raises(InputError, match="stride"):
+        AttachSettings.parse({"context": 64, "stride": 128}, "settings")
+    with pytest.raises(InputError, match="no model"):
+        attach(str(tmp_path / "none" / "such"), [tmp_path], tmp_path / "out", AttachSettings(), CPU)

@@ -1,0 +1,378 @@
+"""Keys and neighbours on a real cluster of two nodes: the bytes of the local engine, whatever happens to workers."""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+import time
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from spalm.artifact import write_atomically
+from spalm.compute import LOCAL, LocalEngine, Part, parts
+from spalm.compute import ray_engine as on_ray
+from spalm.errors import InputError
+from spalm.lm import NetworkSettings, Reading, Transformer
+from spalm.memory import Encoder, Memory, MemorySettings, open_memory, remember, source_of_split, store
+from spalm.memory.remember import _Writing
+from spalm.neighbours import Budget, NeighbourSettings, find_neighbours, make_searcher
+from spalm.neighbours.index import on_disk
+from spalm.neighbours.join import stage as bulk
+from spalm.neighbours.join.jobs import Answering
+from support.commands import SMALL_RECIPE, refused, spalm
+
+pytest.importorskip("ray")
+
+WIDTH = 14
+SETTINGS = NeighbourSettings(count=3, held_out=5, recall=0.9)
+BUDGET = Budget(2 << 30, 2)
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    from ray.cluster_utils import Cluster
+
+    node = {"num_cpus": 1, "object_store_memory": 80 << 20}
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("PYTHONPATH", os.pathsep.join(sys.path))  # for the jobs of this file
+        made = Cluster(initialize_head=True, head_node_args={**node, "include_dashboard": False})
+        made.add_node(**node)
+        made.wait_for_nodes()
+        yield made
+        made.shutdown()
+
+
+@pytest.fixture(scope="module")
+def engine(cluster):
+    opened = on_ray.RayEngine(cluster.address)
+    assert (opened.machines, opened.cores, opened.slots, opened.threads) == (2, 1, 2, 1)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture(autouse=True)
+def _small_shards(monkeypatch):
+    monkeypatch.setattr(store, "SHARD_BYTES", 2 * WIDTH * 300)
+
+
+def encoder(corpus) -> Encoder:
+    settings = NetworkSettings(layers=1, width=WIDTH, heads=2, head_width=5, feed_forward=11)
+    model = Transformer(settings, corpus.vocabulary).initialise(1).eval()
+    reading = Reading.of(1, 8, 0, 4, 4)
+    return Encoder("d", WIDTH, corpus.vocabulary, reading, lambda: model, lambda: torch.device("cpu"))
+
+
+def remembered(corpus, folder: Path, engine) -> Memory:
+    own, train = encoder(corpus), corpus.split("train")
+    memory = open_memory(folder, own, MemorySettings(), train)
+    remember(memory, own, train, source_of_split(corpus, "train"), engine=engine)
+    return memory
+
+
+def contents(memory: Memory) -> dict:
+    """Every byte of the shards, and every row of the catalogue but for the time of day."""
+    files = {path.name: path.read_bytes() for path in memory.shards.folder.iterdir()}
+    with closing(sqlite3.connect(memory.catalogue.path)) as catalogue:
+        tables = ("batches", "documents", "shards", "extents")
+        rows = {name: catalogue.execute(f"SELECT * FROM {name}").fetchall() for name in tables}
+        return {**files, **rows, "versions": catalogue.execute("SELECT version, what FROM versions").fetchall()}
+
+
+def table_bytes(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def searched(corpus, memory: Memory, folder: Path, engine) -> dict[str, bytes]:
+    find_neighbours(memory, encoder(corpus), corpus, SETTINGS, folder, BUDGET, engine=engine)
+    return table_bytes(folder)
+
+
+class Stopped(BaseException):
+    pass
+
+
+class Stopping:
+    """An engine that is stopped after some parts."""
+
+    def __init__(self, engine, after: int):
+        self._engine, self._after = engine, after
+
+    def __getattr__(self, name: str):
+        return getattr(self._engine, name)
+
+    def each(self, *about):
+        for done in self._engine.each(*about):
+            yield done
+            self._after -= 1
+            if not self._after:
+                raise Stopped
+
+
+class DyingWriting(_Writing):
+    """Its process is killed in the middle of the third shard, the first time: keys are there, tokens are not."""
+
+    def __call__(self, part: Part, told):
+        def dying(path: Path, *about) -> None:
+            if path.suffix == ".tokens":
+                die_once(self.memory.directory.parent / "killed-writing", part)
+            write_atomically(path, *about)
+
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(store, "write_atomically", dying)
+            return super().__call__(part, told)
+
+
+class DyingAnswering(Answering):
+    def __call__(self, part: Part, told):
+        die_once(self.sides.work.parent.parent / "killed-answering", part)
+        return super().__call__(part, told)
+
+
+def die_once(marker: Path, part: Part) -> None:
+    if part.number == 2 and not marker.exists():
+        marker.write_text(str(os.getpid()))
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_keys_and_neighbours_have_the_bytes_of_the_local_engine(corpus, engine, tmp_path):
+    here, there = remembered(corpus, tmp_path / "here", LOCAL), remembered(corpus, tmp_path / "there", engine)
+    assert len(list(here.shards.folder.glob("*.keys"))) > 4
+    assert contents(here) == contents(there)
+    there.verify()
+    local = searched(corpus, here, tmp_path / "local", LOCAL)
+    assert searched(corpus, there, tmp_path / "ray", engine) == local
+    assert set(local) == {
+        "manifest.json",
+        *(f"{s}.{w}" for s in ("train", "dev", "test") for w in ("ids", "distances")),
+    }
+
+
+def test_a_killed_worker_only_repeats_its_part(corpus, engine, tmp_path, monkeypatch):
+    here = remembered(corpus, tmp_path / "here", LOCAL)
+    local = searched(corpus, here, tmp_path / "local", LOCAL)
+    monkeypatch.setattr(sys.modules[_Writing.__module__], "_Writing", DyingWriting)
+    monkeypatch.setattr(bulk, "Answering", DyingAnswering)
+    there = remembered(corpus, tmp_path / "there", engine)
+    assert (tmp_path / "killed-writing").exists()
+    assert contents(here) == contents(there)
+    assert searched(corpus, there, tmp_path / "ray", engine) == local
+    assert (tmp_path / "killed-answering").exists()
+
+
+def test_stopped_on_one_engine_it_goes_on_with_the_other(corpus, engine, tmp_path):
+    here = remembered(corpus, tmp_path / "here", LOCAL)
+    local = searched(corpus, here, tmp_path / "local", LOCAL)
+    for name, first, second in (("there", engine, LOCAL), ("back", LOCAL, engine)):
+        with pytest.raises(Stopped):
+            remembered(corpus, tmp_path / name, Stopping(first, 3))
+        assert contents(remembered(corpus, tmp_path / name, second)) == contents(here)
+        folder = tmp_path / f"{name}-neighbours"
+        with pytest.raises(Stopped):
+            searched(corpus, here, folder, Stopping(first, 3))
+        assert (folder / "work" / "train.done.json").exists()
+        assert searched(corpus, here, folder, second) == local
+
+
+def test_an_index_on_disk_has_the_bytes_of_the_local_engine(corpus, engine, tmp_path, monkeypatch):
+    monkeypatch.setattr(on_disk, "_PART", 700)
+    memory = remembered(corpus, tmp_path / "memory", LOCAL)
+    about = memory, "disk"
+    make_searcher(*about, tmp_path / "here", 0.9, 3, 1, LOCAL)
+    make_searcher(*about, tmp_path / "there", 0.9, 3, 1, engine)
+    assert table_bytes(tmp_path / "there") == table_bytes(tmp_path / "here")
+    with pytest.raises(InputError, match="--kind faiss: it is made here, in memory; leave out --engine"):
+        make_searcher(memory, "faiss", tmp_path / "other", 0.9, 3, 1, engine)
+
+
+def test_a_lost_machine_only_repeats_its_parts(corpus, cluster, engine, tmp_path):
+    """A third one joins, and goes in the middle of the work."""
+    here = remembered(corpus, tmp_path / "here", LOCAL)
+    third = cluster.add_node(num_cpus=1, object_store_memory=80 << 20, resources={"third": 1})
+    cluster.wait_for_nodes()
+    gone = Losing(engine, lambda: cluster.remove_node(third, allow_graceful=False))
+    assert contents(remembered(corpus, tmp_path / "there", gone)) == contents(here)
+    assert gone.lost
+
+
+class Losing:
+    """An engine that loses something after the first part."""
+
+    def __init__(self, engine, lose):
+        self._engine, self._lose, self.lost = engine, lose, False
+
+    def __getattr__(self, name: str):
+        return getattr(self._engine, name)
+
+    def each(self, *about):
+        for done in self._engine.each(*about):
+            if not self.lost:
+                self._lose()
+                self.lost = True
+            yield done
+
+
+class Complaining:
+    """A job that fails as a user can mend it."""
+
+    def __call__(self, part: Part, told):  # noqa: ARG002
+        raise InputError(f"part {part.number} is bad")
+
+
+def test_what_a_part_complains_of_is_told_as_it_is(engine):
+    with pytest.raises(InputError, match=r"^part \d is bad$"):
+        list(engine.each(Complaining(), parts(0, 3, 1), lambda _: None, 1))
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """A job whose first part waits for others to be done, and then some."""
+
+    folder: Path
+
+    def __call__(self, part: Part, told):  # noqa: ARG002
+        (self.folder / part.file).touch()
+        while not part.number and len(list(self.folder.iterdir())) < 10:
+            time.sleep(0.1)
+        time.sleep(0 if part.number else 1)
+
+
+def test_no_part_is_far_ahead_of_the_slowest(engine, tmp_path):
+    done = [part.number for part, _ in engine.each(Waiting(tmp_path), parts(0, 200, 1), lambda _: None, 1)]
+    assert sorted(done) == list(range(200))
+    assert 9 <= done.index(0) <= on_ray._LEAD * on_ray._AHEAD * engine.slots
+
+
+def test_a_part_for_which_no_machine_has_cores_is_told(engine, tmp_path, monkeypatch):
+    monkeypatch.setattr(on_ray, "_LOOK_SECONDS", 1)
+    with pytest.raises(InputError, match=r"no machine of the Ray cluster is left that has 2 core\(s\); run the same"):
+        list(engine.each(Waiting(tmp_path), parts(0, 3, 1), lambda _: None, 2))
+
+
+@pytest.mark.parametrize(
+    ("threads", "at_once", "reserved"), [(60, None, 60), (1, 64, 1), (1, 40, 2), (24, None, 24), (4, 8, 8)]
+)
+def test_a_part_reserves_what_it_computes_with(threads, at_once, reserved):
+    """On machines of 64 cores and fewer: no more than its threads, unless memory is only enough for some at a time."""
+    asked = []
+
+    class Ray:
+        put = staticmethod(lambda job: job)
+        wait = staticmethod(lambda waiting, **_: (waiting, []))
+
+        def remote(self, _):
+            task = SimpleNamespace(remote=lambda *_: object())
+            return SimpleNamespace(options=lambda **how: asked.append(how) or task)
+
+    engine = object.__new__(on_ray.RayEngine)
+    engine._ray, engine.cores, engine.slots = Ray(), 64, 124
+    engine._result = lambda _: None
+    assert len(list(engine.each(None, parts(0, 5, 1), lambda _: None, threads, at_once))) == 5
+    assert [how["num_cpus"] for how in asked] == [reserved]
+
+
+def test_a_model_that_only_this_machine_has_is_told(engine, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "config.json").write_text("{}")
+    engine.refuse_unless_seen(tmp_path / "config.json")
+    with pytest.raises(
+        InputError, match=r"^/proc/self/cwd is not shared: the machine [\d.]+ does not see what is there"
+    ):
+        engine.refuse_unless_seen(Path("/proc/self/cwd/config.json"))
+
+
+def test_storage_that_is_not_shared_is_told(corpus, engine, tmp_path, monkeypatch):
+    """A folder of /proc/self is another one for every process."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match=r"/proc/self/cwd/memory is not shared: the machine [\d.]+ does not see"):
+        remembered(corpus, Path("/proc/self/cwd/memory"), engine)
+    assert not [path for path in (tmp_path / "memory").iterdir() if path.name.startswith(".shared")]
+    remembered(corpus, tmp_path / "memory", engine)
+
+
+def test_the_command_on_a_cluster(cluster, text_folder, tmp_path):
+    from support.commands import SMALL_SETTINGS
+
+    def command(out: Path, *more) -> str:
+        about = [*SMALL_SETTINGS, f"corpus.source.path={text_folder}", "--out", out, "--ram", "1G", *more]
+        found = spalm("neighbours", *about, env={**os.environ, "RAY_ADDRESS": ""})
+        assert found.returncode == 0, found.stderr
+        return found.stderr
+
+    command(tmp_path / "here")
+    kept = shutil.ignore_patterns("memory", "neighbours")
+    shutil.copytree(tmp_path / "here", tmp_path / "there", ignore=kept)
+    said = command(tmp_path / "there", "--engine", "ray", "--address", cluster.address)
+    assert "on 2 core(s) of 2 machines" in said
+    assert "INFO" not in said
+    assert contents(Memory(tmp_path / "here" / "memory")) == contents(Memory(tmp_path / "there" / "memory"))
+    assert table_bytes(tmp_path / "there" / "neighbours") == table_bytes(tmp_path / "here" / "neighbours")
+
+
+def test_ranks_train_and_the_cluster_searches(cluster, text_folder, tmp_path):
+    """A whole run under torchrun: of its ranks, the first alone asks the cluster."""
+    (tmp_path / "small.yaml").write_text(SMALL_RECIPE.replace("PATH", str(text_folder)))
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "spalm"]
+    run = ["run", tmp_path / "small.yaml", "--out", tmp_path / "run", "--device", "cpu", "--ram", "1G"]
+    command = [*torchrun, *run, "--engine", "ray", "--address", cluster.address]
+    found = subprocess.run([*map(str, command)], capture_output=True, text=True, env={**os.environ, "RAY_ADDRESS": ""})
+    assert found.returncode == 0, found.stderr
+    assert "on 2 core(s) of 2 machines" in found.stderr
+    rows = json.loads((tmp_path / "run" / "results.json").read_text())
+    assert {"transformer", "transformer-xl", "knn-lm", "spalm"} <= {row["model"] for row in rows}
+
+
+def test_a_pretrained_model_remembers_on_a_cluster(cluster, attached_folder, tmp_path):
+    """The same keys: with either engine a memory that is made later is the same."""
+    (tmp_path / "more.txt").write_text("the captain of the red boat found the old map . " * 30)
+    held = []
+    for name, how in (("here", []), ("there", ["--engine", "ray", "--address", cluster.address])):
+        shutil.copytree(attached_folder, tmp_path / name)
+        found = spalm("remember", tmp_path / name, "--text", tmp_path / "more.txt", *how)
+        assert found.returncode == 0, found.stderr
+        held.append(contents(Memory(tmp_path / name / "memory")))
+    assert held[0] == held[1]
+
+
+def test_a_wrong_address_is_one_line_and_soon(tmp_path, monkeypatch):
+    with socket.socket() as deaf:
+        deaf.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{deaf.getsockname()[1]}"
+        began = time.monotonic()
+        said = refused("neighbours", "demo", "--out", tmp_path, "--engine", "ray", "--address", address)
+        assert f"--address {address}: nothing answers there" in said
+        assert time.monotonic() - began < 30
+        deaf.listen()
+        monkeypatch.setattr(on_ray, "_ANSWER_SECONDS", 4)
+        with pytest.raises(InputError, match="no Ray cluster answers there, or none of this version"):
+            on_ray._refuse_unless_answered(address)
+    for wrong in ("nowhere", "a:b", ":1", "localhost:99999999"):
+        with pytest.raises(InputError, match=f"--address {wrong}: "):
+            on_ray._refuse_unless_answered(wrong)
+    said = refused("remember", "demo", "--out", tmp_path, "--address", "auto")
+    assert "the local engine has none; give --engine ray too" in said
+
+
+def test_a_missing_extra_is_one_line(tmp_path, monkeypatch):
+    from support import commands
+
+    start = "import sys; sys.modules['ray'] = None; from spalm.cli import main; main()"
+    monkeypatch.setattr(commands, "SPALM", [commands.SPALM[0], "-c", start])
+    said = refused("run", "demo", "--out", tmp_path, "--engine", "ray")
+    assert said == "spalm: the engine ray needs its library: pip install 'spalm[ray]'"
+
+
+def test_a_budget_is_of_one_machine(engine):
+    assert Budget.of(4 << 30, engine).workers == 1
+    assert Budget.of(4 << 30, LocalEngine(3)).workers == 3
+    assert Budget(4 << 30, 3, processes=True).room * 3 <= Budget(4 << 30, 3).room
+    with pytest.raises(InputError, match="too little for 3"):
+        Budget.of(1 << 30, LocalEngine(3))

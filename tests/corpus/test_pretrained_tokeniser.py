@@ -1,0 +1,114 @@
+"""Tokenisers of pretrained models: text to ids and back, with the blanks and letters that others lose."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, processors
+
+from spalm.corpus.pretrained_tokeniser import PretrainedTokens
+from spalm.corpus.tokeniser import from_json
+from spalm.errors import InputError
+from support.tiny_models import END
+
+TEXTS = ["the cat", " the cat", "   three", "line\nline\n", "", "é", "🦜 🏳️‍🌈 x", "日本", "a\t b", "naïve — café"]
+
+
+@pytest.fixture(scope="module")
+def byte_level(tiny) -> PretrainedTokens:
+    return PretrainedTokens.of_model(tiny("llama"))
+
+
+@pytest.fixture(scope="module")
+def byte_fallback() -> PretrainedTokens:
+    """As sentencepiece makes them: ▁ for a blank, one before every text, <0xNN> for what has no token."""
+    names = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    names += ["▁", *"thecas.", "th", "the", "▁the", "ca", "▁ca"]
+    merges = [("t", "h"), ("th", "e"), ("▁", "the"), ("c", "a"), ("▁", "ca")]
+    vocabulary = {name: index for index, name in enumerate(names)}
+    made = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, unk_token="<unk>", byte_fallback=True, fuse_unk=True))
+    made.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    made.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    made.add_special_tokens([AddedToken(name, normalized=False, special=True) for name in names[:3]])
+    made.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    return PretrainedTokens(made, 300, 1, [2])
+
+
+def ids_of(tokeniser: PretrainedTokens, text: str) -> list[int]:
+    return tokeniser.encode([text.encode()])[0].tolist()
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_text_comes_back(byte_level, byte_fallback, text):
+    assert byte_level.decode(ids_of(byte_level, text)) == text
+    assert byte_fallback.decode(ids_of(byte_fallback, text)) == (" " + text if text else "")
+
+
+@settings(deadline=None, max_examples=50)
+@given(text=st.text(st.characters(codec="utf-8")))
+def test_any_text_comes_back(byte_level, text):
+    assert byte_level.decode(ids_of(byte_level, text)) == text
+
+
+def test_text_that_goes_on_keeps_its_blank(byte_level, byte_fallback):
+    for tokeniser in (byte_level, byte_fallback):
+        first, second = ids_of(tokeniser, "the"), ids_of(tokeniser, "x the")[-1:]
+        assert tokeniser.decode(first).strip() == "the"
+        assert tokeniser.decode([*first, *second]).endswith("the" + tokeniser.decode(second))
+    assert byte_fallback.decode(ids_of(byte_fallback, "the")) == " the"
+
+
+@pytest.mark.parametrize("which", ["byte_level", "byte_fallback"])
+def test_a_letter_of_several_tokens(which, request):
+    tokeniser = request.getfixturevalue(which)
+    ids = ids_of(tokeniser, "🦜")[-4:]
+    assert tokeniser.decode(ids) == "🦜"
+    assert all(tokeniser.decode(ids[:count]).endswith("\ufffd") for count in (1, 2, 3))
+    assert [tokeniser.spell(id) for id in ids] == ["⟨F0⟩", "⟨9F⟩", "⟨A6⟩", "⟨9C⟩"]
+
+
+def test_special_tokens_are_one_token_and_stay_visible(byte_level, byte_fallback):
+    assert ids_of(byte_level, f"a{END}b")[1] == 0
+    assert byte_level.decode(ids_of(byte_level, f"a{END} b")) == f"a{END} b"
+    assert byte_level.spell(0) == END
+    assert byte_fallback.prompt("the") == [1, *ids_of(byte_fallback, "the")]
+    assert byte_fallback.spell(2) == "</s>"
+
+
+def test_a_prompt_is_never_nothing(byte_level, byte_fallback):
+    assert byte_level.prompt("") == [byte_level.start] == [0]
+    assert byte_fallback.prompt("") == [1]
+
+
+def test_tokens_of_the_output_layer_that_no_text_has(byte_level):
+    assert byte_level.size == 328
+    assert byte_level.spell(327) == "⟨token 327⟩"
+    assert byte_level.decode([327, *ids_of(byte_level, "the"), 325]) == "the"
+
+
+def test_it_is_kept_as_json(byte_level, byte_fallback):
+    for tokeniser in (byte_level, byte_fallback):
+        again = from_json(json.loads(json.dumps(tokeniser.to_json())))
+        for text in TEXTS:
+            np.testing.assert_array_equal(ids_of(again, text), ids_of(tokeniser, text))
+        assert (again.size, again.start, again.ends) == (tokeniser.size, tokeniser.start, tokeniser.ends)
+
+
+def test_answers_end_where_the_model_or_its_chats_end(tiny, tmp_path):
+    folder = shutil.copytree(tiny("llama"), tmp_path / "model")
+    assert PretrainedTokens.of_model(folder).ends == {0}
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [0, 7]}))
+    assert PretrainedTokens.of_model(folder).ends == {0, 7}
+
+
+@pytest.mark.parametrize("broken", ["config.json", "tokenizer.json"])
+def test_a_broken_file_is_told_so(tiny, tmp_path, broken):
+    folder = shutil.copytree(tiny("llama"), tmp_path / "model")
+    (folder / broken).write_text("{")
+    with pytest.raises(InputError, match=r"has no config.json and tokenizer.json that can be read"):
+        PretrainedTokens.of_model(folder)

@@ -1,0 +1,178 @@
+"""The stage: a table for every split, killed and resumed, kept honest after something is forgotten."""
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from spalm.errors import InputError
+from spalm.lm import NetworkSettings, Reading, Transformer
+from spalm.memory import Encoder, MemorySettings, open_memory, remember, source_of_split
+from spalm.neighbours import (
+    MISSING,
+    Budget,
+    Exclusion,
+    NeighbourSettings,
+    NeighbourTable,
+    find_neighbours,
+    nearest,
+    parse_size,
+)
+from spalm.neighbours.exclusion import STRANGER, Askers
+from spalm.neighbours.join.cost import refuse_unless_it_fits
+from spalm.neighbours.workers import in_turn
+from support.commands import SMALL_SETTINGS
+
+BUDGET = Budget(2 << 30, 2)
+
+
+@pytest.fixture
+def encoder(corpus):
+    settings = NetworkSettings(layers=1, width=14, heads=2, head_width=5, feed_forward=11)
+    model = Transformer(settings, corpus.vocabulary).initialise(1).eval()
+    reading = Reading.of(1, 8, 0, 4, 4)
+    return Encoder("d", 14, corpus.vocabulary, reading, lambda: model, lambda: torch.device("cpu"))
+
+
+@pytest.fixture
+def memory(corpus, encoder, tmp_path):
+    made = open_memory(tmp_path / "memory", encoder, MemorySettings(), corpus.split("train"))
+    remember(made, encoder, corpus.split("train"), source_of_split(corpus, "train"))
+    return made
+
+
+def test_every_position_of_every_split_has_its_neighbours(memory, encoder, corpus, tmp_path):
+    settings = NeighbourSettings(count=3, held_out=5, recall=0.9)
+    table = find_neighbours(memory, encoder, corpus, settings, tmp_path / "neighbours", BUDGET)
+    entries = memory.entries()
+    for split in ("train", "dev", "test"):
+        text = corpus.split(split)
+        ids, distances = table.read(split, np.arange(len(text)))
+        count = 3 if split == "train" else 5
+        assert ids.shape == distances.shape == (len(text), count)
+        queries = encoder.keys(text, 0, len(text), memory.keys_of, memory.width).astype(np.float32)
+        own = np.arange(len(text)) if split == "train" else np.full(len(text), STRANGER)
+        _, true = nearest(queries, entries, count, in_turn, Askers(own, own, Exclusion()))
+        near_enough = distances <= true[:, -1:] * 1.001 + 1e-3
+        assert near_enough.mean() > 0.9
+        assert abs(near_enough.mean() - table.recall(split)) < 0.05
+        direct = ((entries.take(entries.rows(ids)).astype(np.float32) - queries[:, None]) ** 2).sum(2)
+        np.testing.assert_allclose(distances, direct, rtol=1e-3, atol=1e-3)
+    ids, _ = table.read("train", np.arange(len(corpus.split("train"))))
+    assert (ids != np.arange(len(ids))[:, None]).all()
+    matches = (entries.take_tokens(ids[:, 0]) == corpus.split("train").tokens).mean()
+    assert table.facts["splits"]["train"]["first_match"] == pytest.approx(matches)
+
+
+def test_what_is_forgotten_leaves_the_table_at_once(memory, encoder, corpus, tmp_path):
+    table = find_neighbours(
+        memory, encoder, corpus, NeighbourSettings(count=3, held_out=5), tmp_path / "neighbours", BUDGET
+    )
+    everyone = np.arange(len(corpus.split("dev")))
+    held = memory.entries().documents_held
+    gone = set(range(int(held.first_ids[0]), int(held.first_ids[0] + held.entries[0])))
+    before, _ = table.read("dev", everyone)
+    assert gone & set(before.ravel().tolist())
+    memory.forget([held.names[0]])
+    ids, distances = table.read("dev", everyone)
+    assert not gone & set(ids.ravel().tolist())
+    assert np.isinf(distances[ids == MISSING]).all()
+    assert (np.diff(distances[np.isfinite(distances).all(1)], axis=1) >= 0).all()
+    again = find_neighbours(
+        memory, encoder, corpus, NeighbourSettings(count=3, held_out=5), tmp_path / "neighbours", BUDGET
+    )
+    ids, _ = again.read("dev", everyone)
+    assert (ids != MISSING).all()
+    assert not gone & set(ids.ravel().tolist())
+    train, _ = again.read("train", np.arange(len(corpus.split("train"))))
+    assert (train[sorted(gone)] == MISSING).all(), "what is not in the memory has no key to ask with"
+
+
+def test_a_table_of_another_memory_is_refused(memory, encoder, corpus, tmp_path):
+    find_neighbours(memory, encoder, corpus, NeighbourSettings(), tmp_path / "neighbours", BUDGET)
+    other = Encoder("other", 14, corpus.vocabulary, encoder.reading, encoder.load, encoder.device)
+    with pytest.raises(InputError, match="keys of another kind"):
+        find_neighbours(memory, other, corpus, NeighbourSettings(), tmp_path / "again", BUDGET)
+    second = open_memory(tmp_path / "second", other, MemorySettings(), corpus.split("train"))
+    with pytest.raises(InputError, match="made with another memory"):
+        NeighbourTable(tmp_path / "neighbours", second)
+
+
+def test_a_memory_made_anew_is_another_memory(memory, encoder, corpus, tmp_path):
+    """The same encoder, but other texts under the same ids."""
+    find_neighbours(memory, encoder, corpus, NeighbourSettings(), tmp_path / "neighbours", BUDGET)
+    NeighbourTable(tmp_path / "neighbours", memory)
+    other = open_memory(tmp_path / "other", encoder, MemorySettings(), corpus.split("test"))
+    remember(other, encoder, corpus.split("test"), source_of_split(corpus, "test"))
+    with pytest.raises(InputError, match="made with another memory"):
+        NeighbourTable(tmp_path / "neighbours", other)
+
+
+def test_an_empty_memory_is_told(encoder, corpus, tmp_path):
+    empty = open_memory(tmp_path / "empty", encoder, MemorySettings(), corpus.split("train"))
+    with pytest.raises(InputError, match="remembers nothing"):
+        find_neighbours(empty, encoder, corpus, NeighbourSettings(), tmp_path / "neighbours", BUDGET)
+
+
+@pytest.mark.parametrize(("text", "size"), [("4G", 4 << 30), ("512M", 512 << 20), ("1.5GiB", 3 << 29), ("99", 99)])
+def test_sizes_are_read(text, size):
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "four", "4X", "-1G"])
+def test_what_is_no_size_is_told(text):
+    with pytest.raises(InputError, match=r"--ram .*not a size"):
+        parse_size(text)
+
+
+def test_too_little_memory_or_disk_is_told(tmp_path):
+    with pytest.raises(InputError, match=r"--ram 600M is too little for 2 worker\(s\); give at least 1024M"):
+        Budget(600 << 20, 2)
+    with pytest.raises(InputError, match="GB free, the table needs up to"):
+        refuse_unless_it_fits(tmp_path, 1 << 60, "the table")
+
+
+def run(verb: str, out, text_folder, *more: str) -> subprocess.Popen:
+    start = [sys.executable, "-c", "from spalm.cli import main; main()", verb, *SMALL_SETTINGS]
+    command = [*start, f"corpus.source.path={text_folder}", "--out", str(out), "--threads", "1", *more]
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+
+
+def test_killed_at_random_points_it_ends_with_the_same_bytes(text_folder, tmp_path):
+    """`remember` and `neighbours` as a user runs them, killed for good at random moments, then run again."""
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    began = time.monotonic()
+    assert run("neighbours", whole, text_folder, "--ram", "1G").wait() == 0
+    length = time.monotonic() - began
+    shutil.copytree(whole, killed, ignore=shutil.ignore_patterns("memory", "neighbours"))
+    chance = random.Random(5)
+    for attempt in range(40):
+        process = run("neighbours", killed, text_folder, "--ram", "1G")
+        done = killed / "neighbours" / "work" / "train.done.json"
+        while attempt == 6 and process.poll() is None and not done.exists():
+            time.sleep(0.005)  # this time, die with workers at work
+        if attempt == 6:
+            os.kill(process.pid, signal.SIGKILL)
+        try:
+            process.wait(chance.uniform(0.35, 1.0) * length if attempt < 6 else None)
+            if process.returncode == -signal.SIGKILL:
+                continue
+        except subprocess.TimeoutExpired:
+            os.kill(process.pid, signal.SIGKILL)
+            process.wait()
+            continue
+        assert process.returncode == 0, process.stderr.read()
+        break
+    for name in ("train.ids", "train.distances", "dev.ids", "test.distances"):
+        assert (killed / "neighbours" / name).read_bytes() == (whole / "neighbours" / name).read_bytes()
+    one, other = (json.loads((folder / "neighbours" / "manifest.json").read_text()) for folder in (whole, killed))
+    assert one == other
+    assert not (killed / "neighbours" / "work").exists()

@@ -1,0 +1,230 @@
+"""Many clients, kills and stops: nothing that was acknowledged is lost, and nothing that was deleted comes back."""
+
+import contextlib
+import os
+import random
+import signal
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+
+import httpx
+
+from spalm.memory import Memory
+from spalm.server import Limits
+from support.servers import (
+    PATIENCE,
+    Held,
+    HeldEncoder,
+    copied,
+    hang_up,
+    in_process,
+    in_thread,
+    open_attached,
+    server_of,
+    stop,
+    wait_until,
+)
+
+SECONDS = float(os.environ.get("SPALM_STRESS_SECONDS", "5"))
+CLIENTS = 32
+DOCUMENTS = "/memory/documents"
+
+
+def texts_held(folder: Path) -> dict[str, int]:
+    """Documents and their entries, as they are on disk: checked byte by byte."""
+    memory = Memory(folder / "memory")
+    memory.verify()
+    entries = memory.entries()
+    assert len(entries.tokens(0, len(entries))) == len(entries.keys(0, len(entries))) == len(entries)
+    held = entries.documents_held
+    assert int(held.entries.sum()) == len(entries)
+    assert len(set(held.names)) == len(held)
+    return dict(zip(held.names, held.entries.tolist()))
+
+
+class Client(threading.Thread):
+    """Adds, deletes and asks at random, and notes what was acknowledged. Documents of its own only."""
+
+    def __init__(self, number: int, address: str, until: float):
+        super().__init__(daemon=True)
+        self.number, self.address, self.until = number, address, until
+        self.held: dict[str, int] = {}
+        self.gone: set[str] = set()
+        self.unsure: set[str] = set()
+        """Asked for when the server died: done or not."""
+        self.statuses: Counter[tuple[str, int]] = Counter()
+        self.wrong: list[str] = []
+
+    def run(self) -> None:
+        chance = random.Random(self.number)
+        with httpx.Client(base_url=self.address, timeout=PATIENCE) as client:
+            for turn in range(1_000_000):
+                if time.monotonic() > self.until:
+                    return
+                name = f"client {self.number}/../{turn}"
+                try:
+                    self._act(client, chance, name)
+                except httpx.HTTPError as error:
+                    self.wrong.append(repr(error))
+                    return
+
+    def _act(self, client: httpx.Client, chance: random.Random, name: str) -> None:
+        match chance.choice(["add", "add", "delete", "complete", "stream", "list", "explain"]):
+            case "add":
+                self.unsure.add(name)
+                words = " ".join(f"ka{chance.randrange(30)}" for _ in range(chance.randrange(1, 40)))
+                found = client.post(DOCUMENTS, json={"name": name, "text": words})
+                self._note("add", found, 201)
+                if found.status_code == 201:
+                    self.held[name] = found.json()["entries"]
+                self.unsure.discard(name)
+            case "delete" if self.held:
+                name = chance.choice(sorted(self.held))
+                self.unsure.add(name)
+                found = client.delete(DOCUMENTS, params={"name": name})
+                self._note("delete", found, 200)
+                if found.status_code == 200:
+                    del self.held[name]
+                    self.gone.add(name)
+                self.unsure.discard(name)
+            case "complete" | "stream" as what:
+                asked = {"prompt": "ka1 lo2", "max_tokens": chance.randrange(1, 6), "stream": what == "stream"}
+                found = client.post("/v1/completions", json=asked)
+                self._note(what, found, 200)
+                if what == "stream" and found.status_code == 200 and not found.text.endswith("data: [DONE]\n\n"):
+                    self.wrong.append(found.text)
+            case "list":
+                found = client.get(DOCUMENTS, params={"containing": f"client {self.number}/"})
+                self._note("list", found, 200, may_be_refused=False)
+                if {each["name"]: each["entries"] for each in found.json()["documents"]} != self.held:
+                    self.wrong.append(f"{found.json()} instead of {self.held}")
+            case "explain":
+                self._note("explain", client.post("/explain", json={"text": "ka1 lo2", "position": 1}), 200)
+
+    def _note(self, what: str, found: httpx.Response, right: int, may_be_refused: bool = True) -> None:
+        self.statuses[what, found.status_code] += 1
+        if found.status_code != right and not (may_be_refused and found.status_code == 429):
+            self.wrong.append(f"{what}: {found.status_code} {found.text}")
+
+
+def test_many_clients_at_once(attached_folder, tmp_path, capsys):
+    folder = copied(attached_folder, tmp_path / "tiny")
+    before = texts_held(folder)
+    with in_thread(server_of(open_attached(folder), limits=Limits(waiting=12))) as address:
+        clients = [Client(number, address, time.monotonic() + SECONDS) for number in range(CLIENTS)]
+        for client in clients:
+            client.start()
+        for client in clients:
+            client.join(SECONDS + PATIENCE)
+        listed = httpx.get(f"{address}{DOCUMENTS}").json()["documents"]
+        assert httpx.get(f"{address}/health").json()["status"] == "ok"
+    assert [wrong for client in clients for wrong in client.wrong] == []
+    expected = before | {name: entries for client in clients for name, entries in client.held.items()}
+    assert {each["name"]: each["entries"] for each in listed} == expected
+    assert texts_held(folder) == expected
+    counts = sum((client.statuses for client in clients), Counter())
+    assert counts["add", 201] > 0
+    assert counts["complete", 200] > 0
+    assert sum(count for (_, status), count in counts.items() if status == 429) > 0
+    with in_thread(server_of(open_attached(folder))) as address:  # and after it was started again
+        again = httpx.get(f"{address}{DOCUMENTS}").json()["documents"]
+    assert again == listed
+    with capsys.disabled():
+        if SECONDS > 10:
+            print(f"\n{counts.total():,} requests in {SECONDS:.0f} s:", dict(sorted(counts.items())))
+
+
+def test_a_kill_loses_nothing_that_was_acknowledged(attached_folder, tmp_path):
+    folder = copied(attached_folder, tmp_path / "tiny")
+    before = texts_held(folder)
+    with in_process(folder, tmp_path / "log") as (process, address):
+        clients = [Client(number, address, time.monotonic() + PATIENCE) for number in range(4)]
+        for client in clients:
+            client.start()
+        enough = random.randrange(3, 12)
+        wait_until(lambda: sum(len(client.held) for client in clients) >= enough)
+        process.send_signal(signal.SIGKILL)
+        process.wait(PATIENCE)
+        for client in clients:
+            client.join(PATIENCE)
+    held = {name: entries for client in clients for name, entries in client.held.items()}
+    gone = {name for client in clients for name in client.gone}
+    unsure = {name for client in clients for name in client.unsure}
+    app = server_of(open_attached(folder))
+    found = texts_held(folder)
+    assert {name: entries for name, entries in found.items() if name not in unsure} == {
+        name: entries for name, entries in (before | held).items() if name not in unsure
+    }
+    assert not gone & set(found)
+    with in_thread(app) as address:
+        added = httpx.post(f"{address}{DOCUMENTS}", json={"name": "after", "text": "ka1 lo2"}, timeout=PATIENCE)
+        assert added.status_code == 201
+    assert texts_held(folder) == found | {"after": added.json()["entries"]}
+
+
+def test_a_document_whose_client_left_is_not_finished(attached_folder, tmp_path):
+    """Nor is it in the way of the next."""
+    folder = copied(attached_folder, tmp_path / "tiny")
+    held = HeldEncoder()
+    app = server_of(open_attached(folder), held)
+    with in_thread(app) as address:
+        leaving = httpx.Client(base_url=address, timeout=PATIENCE)
+        asking = threading.Thread(target=leave, args=(leaving, {"name": "left", "text": "ka1 lo2 " * 100}))
+        asking.start()
+        wait_until(held.begun.is_set)
+        hang_up(leaving)
+        wait_until(lambda: app.state.desk.left == 1)
+        held.let_go.set()
+        wait_until(lambda: app.state.desk.line == 0)
+        asking.join(PATIENCE)
+        added = httpx.post(f"{address}{DOCUMENTS}", json={"name": "next", "text": "ka1"}, timeout=PATIENCE)
+        assert added.status_code == 201
+    found = texts_held(folder)
+    assert "next" in found
+    assert "left" not in found
+
+
+def leave(client: httpx.Client, document: dict[str, str]) -> None:
+    with contextlib.suppress(httpx.HTTPError):
+        client.post(DOCUMENTS, json=document)
+
+
+def test_a_stop_waits_for_the_work_at_hand(attached_folder, tmp_path):
+    log = tmp_path / "log"
+    with in_process(attached_folder, log) as (process, address):
+        asked = {"prompt": "ka1", "max_tokens": 100, "stream": True, "temperature": 0}
+        with httpx.stream("POST", f"{address}/v1/completions", json=asked, timeout=PATIENCE) as answer:
+            lines = answer.iter_lines()
+            assert next(lines).startswith("data: {")
+            process.send_signal(signal.SIGTERM)
+            rest = [line for line in lines if line]
+        assert rest[-1] == "data: [DONE]"
+        assert process.wait(PATIENCE) == 0
+    assert "Traceback" not in log.read_text()
+
+
+def test_a_stop_does_not_wait_for_ever(attached_folder):
+    """What takes too long is ended as it should be, and those in line are refused."""
+    held = Held()
+    app = server_of(open_attached(attached_folder), held)
+    asked = {"prompt": "ka1", "max_tokens": 50, "stream": True, "temperature": 0}
+    statuses: list[int] = []
+    with in_thread(app, patience=1) as address:
+        path = f"{address}/v1/completions"
+        waiting = threading.Thread(
+            target=lambda: statuses.append(httpx.post(path, json=asked, timeout=PATIENCE).status_code)
+        )
+        held.let_go(1)
+        with httpx.stream("POST", path, json=asked, timeout=PATIENCE) as answer:
+            lines = answer.iter_lines()
+            assert next(lines).startswith("data: {")
+            waiting.start()
+            wait_until(lambda: app.state.desk.line == 2)
+            stop(app)
+            rest = [line for line in lines if line]
+        held.let_go()
+        waiting.join(PATIENCE)
+    assert "the server is being stopped" in rest[-1]
+    assert statuses == [503]

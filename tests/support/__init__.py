@@ -1,0 +1,1 @@
+"""Parts that several tests share: texts, tiny models, memories without a network, servers."""

@@ -1,0 +1,181 @@
+"""Servers for tests: in a thread or in a process of their own, and models that can be held or told what to say."""
+
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import torch
+import uvicorn
+from fastapi import FastAPI
+from starlette.testclient import TestClient
+
+from spalm.attachment import Attached
+from spalm.compute import Hardware
+from spalm.generation import Live, explorer_of
+from spalm.generation.model import live_attached
+from spalm.memory import Encoder
+from spalm.semiparametric import Combined
+from spalm.server import make_server
+from spalm.server.openai.chat_template import ChatTemplate
+
+TEMPLATE = (
+    "{% for message in messages %}{% if message.role == 'tool' %}{{ raise_exception('no tools here') }}{% endif %}"
+    "<{{ message.role }}> {{ message.content }}\n{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+PATIENCE = 60.0
+_SCRIPT = """
+import sys, torch
+from spalm.learning import Hardware
+from spalm.serving import open_server, serve
+torch.set_num_threads(1)
+serve(open_server(sys.argv[1], Hardware("cpu", 1)), "127.0.0.1", 0, "the server")
+"""
+
+
+def wait_until(what: Callable[[], Any], why: str = "it never came") -> Any:
+    """The first answer that is true."""
+    deadline = time.monotonic() + PATIENCE
+    while not (found := what()):
+        assert time.monotonic() < deadline, why
+        time.sleep(0.01)
+    return found
+
+
+def copied(folder: Path, to: Path, chat_template: str | None = None) -> Path:
+    """A folder of one's own, to be changed."""
+    shutil.copytree(folder, to)
+    if chat_template is not None:
+        (to / "chat_template.jinja").write_text(chat_template)
+    return to
+
+
+def open_attached(folder: Path) -> Attached:
+    return Attached(folder, Hardware("cpu", 1))
+
+
+def server_of(attached: Attached, change: Callable[[Live], Live] = lambda live: live, **more: Any) -> FastAPI:
+    """As `open_server` makes it, with a model that is changed for a test."""
+    live = change(live_attached(attached))
+    return make_server(live, explorer_of(attached), "adaptive", ChatTemplate(attached.directory), **more)
+
+
+def client_of(app) -> TestClient:
+    return TestClient(app, base_url="http://127.0.0.1", raise_server_exceptions=False)
+
+
+class Held:
+    """A combiner that waits to be let go, token by token."""
+
+    def __init__(self) -> None:
+        self.steps, self.begun = threading.Semaphore(0), threading.Event()
+
+    def __call__(self, live: Live) -> Live:
+        self._inner = live.combiner
+        return replace(live, combiner=self)
+
+    def combine(self, *about: Any) -> Combined:
+        self.begun.set()
+        assert self.steps.acquire(timeout=PATIENCE)
+        return self._inner.combine(*about)
+
+    def let_go(self, steps: int = 10_000) -> None:
+        self.steps.release(steps)
+
+
+class HeldEncoder:
+    """Makes a model's encoder wait once, after the first windows of a document."""
+
+    def __init__(self) -> None:
+        self.begun, self.let_go = threading.Event(), threading.Event()
+
+    def __call__(self, live: Live) -> Live:
+        held = self
+
+        class Waiting(Encoder):
+            def keys(self, *about: Any) -> np.ndarray:
+                *rest, progress = about
+
+                def wait(positions: int) -> None:
+                    held.begun.set()
+                    assert held.let_go.wait(PATIENCE)
+                    progress(positions)
+
+                return super().keys(*rest, wait)
+
+        encoder = live.encoder
+        return replace(live, encoder=Waiting(**{name: getattr(encoder, name) for name in encoder.__dataclass_fields__}))
+
+
+def hang_up(client: httpx.Client) -> None:
+    """As a client does that is killed."""
+    for connection in client._transport._pool.connections:
+        connection._connection._network_stream.get_extra_info("socket").shutdown(socket.SHUT_RDWR)
+
+
+class ProgressCallback:
+    """A combiner that says what it is told, and then goes on with it from the beginning."""
+
+    def __init__(self, tokens: list[int]):
+        self._tokens, self._at = tokens, 0
+
+    def __call__(self, live: Live) -> Live:
+        self._inner = live.combiner
+        return replace(live, combiner=self)
+
+    def combine(self, *about: Any) -> Combined:
+        combined = self._inner.combine(*about)
+        scores = combined.log_probabilities.clone()
+        for row in range(len(scores)):
+            scores[row, self._tokens[self._at % len(self._tokens)]] = 50.0
+            self._at += 1
+        return replace(combined, log_probabilities=torch.log_softmax(scores, -1))
+
+
+@contextmanager
+def in_thread(app: FastAPI, patience: int = 5) -> Iterator[str]:
+    """The address of a server on a port of its own."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=patience))
+        app.state.server = server
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        try:
+            wait_until(lambda: server.started)
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            thread.join(PATIENCE)
+
+
+def stop(app: FastAPI) -> None:
+    """As a signal does to a server that is not in a thread."""
+    app.state.desk.close()
+    app.state.server.should_exit = True
+
+
+@contextmanager
+def in_process(folder: Path, log: Path) -> Iterator[tuple[subprocess.Popen, str]]:
+    """The process of a server, to be killed, and its address."""
+    with log.open("w") as file, subprocess.Popen([sys.executable, "-c", _SCRIPT, str(folder)], stderr=file) as process:
+        try:
+            said = wait_until(lambda: _address(log) or process.poll() is not None, "the server did not begin")
+            assert isinstance(said, str), log.read_text()
+            yield process, said
+        finally:
+            process.kill()
+
+
+def _address(log: Path) -> str | None:
+    said = log.read_text()
+    return said.split("the server is at ")[1].split("/ ;")[0] if "stop it with Ctrl-C" in said else None

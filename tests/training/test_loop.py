@@ -1,0 +1,178 @@
+"""Training: resumed is the same as never stopped, micro-batches are the same as whole ones, golden losses."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from spalm.compute import Hardware
+from spalm.corpus import Streams
+from spalm.errors import InputError
+from spalm.lm import ModelSettings, TrainedModel, Transformer, segment_loss, train_model
+from spalm.lm.training import dev_loss
+from spalm.training import checkpoint, loop
+
+
+def settings(**training) -> ModelSettings:
+    network = {"layers": 2, "width": 16, "heads": 2, "head_width": 8, "feed_forward": 32, "dropout": 0.1}
+    default = {
+        "steps": 24,
+        "batch_size": 4,
+        "segment_length": 8,
+        "memory_length": 8,
+        "optimiser": {"learning_rate": 0.01, "warm_up": 4},
+        "evaluate_every": 6,
+        "dev_tokens": 256,
+        "seed": 3,
+    }
+    return ModelSettings.parse({"network": network, "training": {**default, **training}}, "test")
+
+
+def losses(directory) -> list[tuple]:
+    lines = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    return [(line["step"], line.get("loss"), line.get("dev_loss")) for line in lines]
+
+
+@pytest.mark.parametrize("memory_length", [0, 8])
+@pytest.mark.parametrize("micro_batch", [None, 3])
+def test_resumed_equals_uninterrupted_bit_for_bit(corpus, tmp_path, monkeypatch, memory_length, micro_batch):
+    wanted = settings(memory_length=memory_length, micro_batch=micro_batch)
+    whole = train_model(wanted, corpus, tmp_path / "whole", "model", Hardware())
+    monkeypatch.setattr(loop, "CHECKPOINT_SECONDS", -1.0)  # after every step
+    real_batch = Streams.batch
+    for stop in (5, 6, 17):  # in the middle of nothing, just after an evaluation, and again
+
+        def crash(self, step, stop=stop):
+            if step == stop:
+                raise KeyboardInterrupt
+            return real_batch(self, step)
+
+        monkeypatch.setattr(Streams, "batch", crash)
+        with pytest.raises(KeyboardInterrupt):
+            train_model(wanted, corpus, tmp_path / "stopped", "model", Hardware())
+        torch.manual_seed(99)
+        assert not (tmp_path / "stopped" / "manifest.json").exists()
+    monkeypatch.setattr(Streams, "batch", real_batch)
+    resumed = train_model(wanted, corpus, tmp_path / "stopped", "model", Hardware())
+    assert losses(resumed.directory) == losses(whole.directory)
+    assert resumed.manifest == whole.manifest
+    assert not (resumed.directory / "checkpoint").exists()
+
+
+def test_micro_batches_change_nothing_but_memory(corpus):
+    wanted = settings()
+    batch = Streams(corpus.split("train"), 4, 8, 1).batch(0)
+    gradients = []
+    for at_a_time in (None, 1, 3):
+        model = Transformer(wanted.network, corpus.vocabulary).initialise(0).eval()
+
+        def loss(batch, memory, model=model):
+            return segment_loss(model, 8, batch, memory)
+
+        mean, memories = loop._accumulate(loss, batch, [], settings(micro_batch=at_a_time).training)
+        gradients.append((mean, model.vocabulary.table.grad, torch.cat([memory[0] for memory in memories])))
+    for other in gradients[1:]:
+        torch.testing.assert_close(other, gradients[0])
+
+
+def test_it_learns_and_the_best_on_dev_is_kept(corpus, tmp_path):
+    trained = train_model(settings(steps=60), corpus, tmp_path / "m", "model", Hardware())
+    dev = [loss for _, _, loss in losses(trained.directory) if loss is not None]
+    assert trained.facts["best_dev_loss"] == min(dev) < dev[0]
+    # 15 words, nearly without order: about log(15) is all that there is to learn.
+    assert min(dev) < 2.75
+    model = trained.load(torch.device("cpu"))
+    assert dev_loss(model, corpus, settings()) == pytest.approx(min(dev), abs=1e-6)
+
+
+def test_golden_losses(corpus, tmp_path):
+    """A change that is to change nothing must give these again (to float tolerance between machines)."""
+    trained = train_model(settings(), corpus, tmp_path / "m", "model", Hardware())
+    found = [(step, loss or dev) for step, loss, dev in losses(trained.directory)]
+    golden = json.loads(GOLDEN)
+    assert [step for step, _ in found] == [step for step, _ in golden]
+    assert [loss for _, loss in found] == pytest.approx([loss for _, loss in golden], abs=2e-3)
+
+
+GOLDEN = "[[6, 2.8371], [10, 2.6345], [12, 2.6381], [18, 2.5765], [20, 2.5701], [24, 2.7211], [24, 2.5473]]"
+
+
+def test_a_checkpoint_of_another_configuration_is_refused(corpus, tmp_path, monkeypatch):
+    monkeypatch.setattr(Streams, "batch", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        train_model(settings(), corpus, tmp_path / "m", "model", Hardware())
+    other = settings(optimiser={"learning_rate": 0.02})
+    with pytest.raises(InputError, match=r"training.optimiser.learning_rate: 0.01 -> 0.02.*--restart"):
+        train_model(other, corpus, tmp_path / "m", "model", Hardware())
+
+
+def test_weights_of_another_network_are_refused(corpus, tmp_path):
+    trained = train_model(settings(steps=1, evaluate_every=1), corpus, tmp_path / "m", "model", Hardware())
+    path = trained.directory / "model.safetensors"
+    tensors = load_file(path)
+    tensors["vocabulary.table"] = torch.zeros(3, 16)
+    save_file(tensors, path)
+    manifest = json.loads((trained.directory / "manifest.json").read_text())
+    manifest["files"]["model.safetensors"]["bytes"] = path.stat().st_size
+    (trained.directory / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(InputError, match=r"other settings: vocabulary.table is \[3, 16\] there and \[\d+, 16\] here"):
+        TrainedModel(tmp_path / "m").load(torch.device("cpu"))
+
+
+def test_a_damaged_checkpoint_is_refused(corpus, tmp_path):
+    model = Transformer(settings().network, corpus.vocabulary).initialise(0)
+    optimiser = torch.optim.AdamW(model.parameters())
+    checkpoint.save(tmp_path, checkpoint.Progress(step=3), model, optimiser, [])
+    path = tmp_path / "checkpoint" / "000000003" / "tensors.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(InputError, match="damaged"):
+        checkpoint.load(tmp_path, model, optimiser, torch.device("cpu"))
+
+
+def test_a_half_written_checkpoint_does_not_count(corpus, tmp_path):
+    model = Transformer(settings().network, corpus.vocabulary).initialise(0)
+    optimiser = torch.optim.AdamW(model.parameters())
+    checkpoint.save(tmp_path, checkpoint.Progress(step=3), model, optimiser, [])
+    shutil.copytree(tmp_path / "checkpoint" / "000000003", tmp_path / "checkpoint" / "000000007")
+    (tmp_path / "checkpoint" / "000000007" / "progress.json").unlink()
+    progress, _ = checkpoint.load(tmp_path, model, optimiser, torch.device("cpu"))
+    assert progress.step == 3
+
+
+def test_a_loss_that_is_no_number_stops_with_a_line(corpus, tmp_path):
+    wild = settings(optimiser={"learning_rate": 1e30, "clip": 1e30, "decay": "none"})
+    with pytest.raises(InputError, match=r"no longer a number.*learning_rate"):
+        train_model(wild, corpus, tmp_path / "m", "model", Hardware())
+
+
+def test_too_few_tokens_for_a_segment(corpus, tmp_path):
+    with pytest.raises(InputError, match=r"training.batch_size or training.segment_length"):
+        train_model(settings(segment_length=4000), corpus, tmp_path / "m", "model", Hardware())
+
+
+@pytest.mark.parametrize(
+    ("hardware", "message"), [(Hardware("tpu"), "--device tpu"), (Hardware(threads=0), "--threads 0")]
+)
+def test_impossible_hardware(hardware, message):
+    with pytest.raises(InputError, match=message):
+        hardware.prepare()
+
+
+def test_bf16_trains(corpus, tmp_path):
+    trained = train_model(settings(steps=12, bf16=True), corpus, tmp_path / "m", "model", Hardware())
+    assert trained.facts["best_dev_loss"] < 4
+
+
+def test_tensorboard_is_an_extra(corpus, tmp_path):
+    try:
+        import tensorboard  # noqa: F401
+    except ImportError:
+        with pytest.raises(InputError, match=r"spalm\[tensorboard\]"):
+            train_model(settings(), corpus, tmp_path / "m", "model", Hardware(), tensorboard=True)
+    else:
+        train_model(settings(steps=10), corpus, tmp_path / "m", "model", Hardware(), tensorboard=True)
+        assert list((tmp_path / "m" / "tensorboard").iterdir())

@@ -1,0 +1,202 @@
+"""Training under torchrun: as many ranks as one likes, the same losses; a rank is killed, and the run goes on."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed import HashStore
+
+from spalm.compute import Hardware, Ranks
+from spalm.errors import InputError
+from spalm.runs.recipe import Run, read_recipe
+from spalm.training import replica
+from support.commands import SMALL_RECIPE
+from support.small_texts import sentences
+
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+COMMAND = """
+import os, signal, types
+from spalm.cli import main
+from spalm.corpus import Streams
+from spalm.learning import loop
+
+loop.CHECKPOINT_SECONDS = 2
+clock = types.SimpleNamespace(now=0, monotonic=lambda: clock.now)
+loop.time = clock
+read = Streams.batch
+
+def batch(self, step):
+    clock.now += 1
+    if f"{os.environ['RANK']}:{step}" == os.environ.get("CRASH"):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return read(self, step)
+
+Streams.batch = batch
+main()
+"""
+"""spalm with a checkpoint every third step, and a rank that dies at a step if it is told to."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """A recipe, and the command to carry it out with."""
+    folder = tmp_path_factory.mktemp("torchrun")
+    texts = folder / "text"
+    texts.mkdir()
+    for index in range(12):
+        (texts / f"story-{index}.txt").write_text(sentences(40, index))
+    (folder / "small.yaml").write_text(SMALL_RECIPE.replace("PATH", str(texts)))
+    (folder / "command.py").write_text(COMMAND)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def one(folder) -> Path:
+    """What one process makes of the recipe."""
+    alone(folder, "one", "spalm")
+    return folder / "one"
+
+
+@pytest.fixture
+def begun(one, tmp_path) -> Path:
+    """A run whose corpus is there already."""
+    shutil.copytree(one / "corpus", tmp_path / "run" / "corpus")
+    return tmp_path / "run"
+
+
+def alone(folder: Path, out: Path | str, model: str, *settings: str) -> None:
+    Run(read_recipe(str(folder / "small.yaml"), list(settings)), folder / out, Hardware("cpu", 1)).model(model)
+
+
+def ranks(count: int, command: list, crash: str = "") -> subprocess.CompletedProcess:
+    variables = {**os.environ, "OMP_NUM_THREADS": "1", "CRASH": crash}
+    return subprocess.run(
+        [*TORCHRUN, str(count), *map(str, command)], capture_output=True, text=True, timeout=120, env=variables
+    )
+
+
+def train(folder: Path, model: str, out: Path, *more: str, count: int = 2, crash: str = "") -> list[str]:
+    """Trains on several ranks; what spalm itself says if that does not come to its end."""
+    command = [folder / "command.py", "train", folder / "small.yaml", model, "--out", out, "--threads", 1, *more]
+    return said(ranks(count, command, crash))
+
+
+def said(found: subprocess.CompletedProcess) -> list[str]:
+    lines = [line for line in found.stderr.splitlines() if line.startswith("spalm:")]
+    assert bool(found.returncode) == bool(lines), found.stderr
+    assert "src/spalm" not in found.stderr, "a traceback of ours"
+    return lines
+
+
+def losses(directory: Path) -> list[tuple]:
+    lines = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    return [(line["step"], line.get("loss"), line.get("dev_loss")) for line in lines]
+
+
+def assert_same_losses(found: Path, expected: Path) -> None:
+    for ours, theirs in zip(losses(found), losses(expected), strict=True):
+        assert ours == pytest.approx(theirs, abs=1e-5, nan_ok=True)
+
+
+def test_two_ranks_have_the_losses_of_one(one, folder, tmp_path):
+    assert train(folder, "spalm", tmp_path) == []
+    for model in ("transformer", "transformer-xl", "spalm"):
+        assert_same_losses(tmp_path / model, one / model)
+        assert json.loads((tmp_path / model / "manifest.json").read_text())["facts"]["best_step"] == 20
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(path.name for path in one.iterdir())
+
+
+def test_a_killed_rank_ends_the_run_and_the_next_goes_on(begun, folder, tmp_path):
+    how = ("network.dropout=0.1", "training.micro_batch=1")
+    assert train(folder, "transformer-xl", begun, *how) == []
+    whole = begun / "transformer-xl"
+    whole.rename(begun / "whole")
+    (line,) = train(folder, "transformer-xl", begun, *how, crash="1:14")
+    assert "another rank has ended" in line
+    assert "run the same command again" in line
+    assert [path.name for path in (whole / "checkpoint").iterdir()] == ["000000012"]
+    shutil.copytree(begun, tmp_path / "copy")
+    assert train(folder, "transformer-xl", begun, *how) == []
+    assert losses(whole) == losses(begun / "whole")
+    assert (whole / "manifest.json").read_bytes() == (begun / "whole" / "manifest.json").read_bytes()
+    # Another number of ranks goes on too, with other dropout.
+    alone(folder, tmp_path / "copy", "transformer-xl", *how)
+    assert losses(tmp_path / "copy" / "transformer-xl")[:2] == losses(begun / "whole")[:2]
+
+
+def test_a_divided_model_has_the_same_losses_and_goes_on_as_a_whole(one, begun, folder):
+    (line,) = train(folder, "transformer-xl", begun, "--fsdp", crash="0:14")
+    assert "another rank has ended" in line
+    alone(folder, begun, "transformer-xl")
+    assert_same_losses(begun / "transformer-xl", one / "transformer-xl")
+
+
+def test_ranks_that_see_different_data(one, folder, tmp_path):
+    for rank in ("0", "1"):  # each stands in a folder of its own, and has its own corpus there
+        shutil.copytree(one / "corpus", tmp_path / rank / "corpus")
+    manifest = tmp_path / "1" / "corpus" / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"spalm": "', '"spalm": "another '))
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "corpus").symlink_to("/proc/self/cwd/corpus")
+    command = f"{sys.executable} -m spalm train {folder}/small.yaml transformer --out {tmp_path}/run"
+    (line,) = said(ranks(2, ["--no-python", "bash", "-c", f"cd {tmp_path}/$RANK; exec {command}"]))
+    assert "ranks 0 and 1 have different data for transformer (corpus: " in line
+    assert "start all with the same command, on the same files" in line
+
+
+def two(act: Callable[[Ranks], Any]) -> list[Any]:
+    """What two ranks, each a thread, come to: a result, or a refusal."""
+
+    def outcome(each: Ranks) -> Any:
+        try:
+            return act(each)
+        except InputError as error:
+            return str(error)
+
+    store = HashStore()
+    with ThreadPoolExecutor(2) as threads:
+        return list(threads.map(outcome, [Ranks(rank, 2, rank, 2, store) for rank in (0, 1)]))
+
+
+def test_the_first_rank_tells_the_others():
+    assert two(lambda each: [each.tell(f"{each.rank}, {turn}") for turn in (1, 2)]) == [["0, 1", "0, 2"]] * 2
+
+
+def test_ranks_that_disagree():
+    assert two(lambda each: each.same({"seed": 1}, "recipes", "start again")) == [None, None]
+    expected = "ranks 0 and 1 have different recipes (training.seed: 0 -> 1); start again"
+    assert two(lambda each: each.same({"training": {"seed": each.rank}}, "recipes", "start again")) == [expected] * 2
+
+
+def test_a_folder_that_is_not_shared(tmp_path):
+    assert two(lambda each: each.share_folder(tmp_path / "run")) == [None, None]
+    assert not list((tmp_path / "run").iterdir())
+    for rank, line in enumerate(two(lambda each: each.share_folder(tmp_path / str(each.rank)))):
+        assert line.startswith(f"{tmp_path / str(rank)} is not shared: rank 1 does not see what rank 0 writes there")
+
+
+def test_lanes_are_divided_evenly_or_not_at_all():
+    assert [list(Ranks(rank, 3).share(6)) for rank in range(3)] == [[0, 1], [2, 3], [4, 5]]
+    with pytest.raises(InputError, match=r"training.batch_size = 4 cannot be divided among 3 ranks"):
+        Ranks(1, 3).share(4)
+
+
+def test_a_single_number_cannot_be_divided():
+    model = nn.Module()
+    model.weight = nn.Parameter(torch.zeros(()))
+    with pytest.raises(InputError, match="--fsdp: weight is a single number"):
+        replica.shard(model, torch.device("cpu"), 2)
+
+
+def test_a_divided_model_needs_ranks():
+    with pytest.raises(InputError, match=r"--fsdp.*torchrun --nproc-per-node"):
+        Hardware("cpu", fsdp=True).prepare()
