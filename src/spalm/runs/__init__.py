@@ -1,0 +1,52 @@
+"""A recipe in, a table of results out: stages in order, records of every position, evaluation, results."""
+
+from spalm.runs.evaluation import Evaluation, EvaluationSettings, Unit, evaluate_model, in_all_units
+from spalm.runs.finished import RECIPE, RESULTS, FinishedRun
+from spalm.runs.mixtures import load_mixture, mix_adaptively, mix_knn
+from spalm.runs.passage import passage_of, print_passage, retrieved_tokens, where_memory_helped
+from spalm.runs.recipe import PaperRow, Recipe, read_recipe, recipe_folder
+from spalm.runs.records import Records, keep_records, records_stage
+from spalm.runs.results import ResultRow, print_results, result_row, without_memory, write_results
+from spalm.runs.rows import DEFAULT_ROW, HELD_OUT, NETWORKS, ROWS, HeldOut, NetworkName, Row, RowName
+from spalm.runs.run import Run
+from spalm.runs.significance import wilcoxon
+
+__all__ = [
+    "DEFAULT_ROW",
+    "Evaluation",
+    "EvaluationSettings",
+    "FinishedRun",
+    "HELD_OUT",
+    "HeldOut",
+    "NETWORKS",
+    "NetworkName",
+    "PaperRow",
+    "RECIPE",
+    "RESULTS",
+    "ROWS",
+    "Recipe",
+    "Records",
+    "ResultRow",
+    "Row",
+    "RowName",
+    "Run",
+    "Unit",
+    "evaluate_model",
+    "in_all_units",
+    "keep_records",
+    "load_mixture",
+    "mix_adaptively",
+    "mix_knn",
+    "passage_of",
+    "print_passage",
+    "print_results",
+    "read_recipe",
+    "recipe_folder",
+    "records_stage",
+    "result_row",
+    "retrieved_tokens",
+    "where_memory_helped",
+    "wilcoxon",
+    "without_memory",
+    "write_results",
+]

@@ -1,0 +1,176 @@
+"""A run: the stages of a recipe, carried out in order. Each is an artifact in a folder of its own."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Literal, TypeVar, overload
+
+import yaml
+from rich.console import Console
+
+from spalm.artifact import write_atomically
+from spalm.compute import Execution
+from spalm.corpus import Corpus, build_corpus, tokenise_files
+from spalm.lm import TrainedModel, train_model
+from spalm.memory import Encoder, Memory, encoder_of, open_memory, remember, source_of_split, source_of_text
+from spalm.neighbours import NeighbourTable, find_neighbours
+from spalm.runs.evaluation import Evaluation, evaluate_model
+from spalm.runs.finished import RECIPE
+from spalm.runs.mixtures import mix_adaptively, mix_knn
+from spalm.runs.passage import print_passage, where_memory_helped
+from spalm.runs.recipe import Recipe
+from spalm.runs.records import Records
+from spalm.runs.results import ResultRow, print_results, result_row, write_results
+from spalm.runs.rows import ROWS, NetworkName, RowName
+from spalm.semiparametric import TrainedSpalm, train_spalm
+
+Opened = TypeVar("Opened")
+_PASSAGE_TOKENS = 16
+"""Tokens of the passage that is printed at the end."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A recipe being carried out at a directory. Asking for a stage makes the stages before it."""
+
+    recipe: Recipe
+    directory: Path
+    execution: Execution = field(default_factory=Execution)
+    _networks: dict[NetworkName, TrainedModel | TrainedSpalm] = field(default_factory=dict)
+    _records: dict[tuple[RowName, int], Records] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        hardware = self.execution.hardware
+        hardware.refuse_unless_ranks()
+        ranks = hardware.ranks
+        ranks.same(self.recipe.as_json(), "recipes", "start all with the same recipe and settings")
+        ranks.share(self.recipe.training.batch_size)
+        ranks.share_folder(self.directory)
+
+    def everything(self, console: Console) -> None:
+        """Carries out all stages, in order, and prints the table. Ranks train together; the first does the rest."""
+        self.corpus  # noqa: B018
+        self.network("transformer")
+        self.network("transformer-xl")
+        self.neighbours  # noqa: B018
+        self.network("spalm")
+        if self.execution.hardware.ranks.first:
+            self._finish([each for name in ROWS for each in self.rows(name)], console)
+
+    @cached_property
+    def corpus(self) -> Corpus:
+        """The text as token arrays."""
+        where, restart = self.directory / "corpus", self.execution.restart
+        return self._by_the_first(
+            lambda: build_corpus(self.recipe.corpus, where, restart=restart), lambda: Corpus(where)
+        )
+
+    @overload
+    def network(self, name: Literal["transformer", "transformer-xl"]) -> TrainedModel: ...
+    @overload
+    def network(self, name: NetworkName) -> TrainedModel | TrainedSpalm: ...
+    def network(self, name: NetworkName) -> TrainedModel | TrainedSpalm:
+        """Returns a trained network."""
+        if name not in self._networks:
+            self._networks[name] = self._train(name)
+        return self._networks[name]
+
+    def _train(self, name: NetworkName) -> TrainedModel | TrainedSpalm:
+        where, recipe = self.directory / name, self.recipe
+        if name == "transformer":
+            return train_model(recipe.transformer, self.corpus, where, self.execution)
+        if name == "transformer-xl":
+            return train_model(recipe.transformer_xl, self.corpus, where, self.execution)
+        settings = recipe.spalm_model
+        start = self.network("transformer-xl") if settings.first_step else None
+        return train_spalm(settings, start, self.corpus, self.neighbours, where, self.execution)
+
+    @cached_property
+    def encoder(self) -> Encoder:
+        """The vanilla transformer, frozen: its hidden states are the keys."""
+        return encoder_of(self.network("transformer"), self.recipe.memory, self.execution.hardware.prepare)
+
+    @cached_property
+    def memory(self) -> Memory:
+        """The long-term memory, with every position of the training text in it."""
+        train, where = self.corpus.split("train"), self.directory / "memory"
+        memory = open_memory(where, self.encoder, self.recipe.memory, train, restart=self.execution.restart)
+        remember(memory, self.encoder, train, source_of_split(self.corpus, "train"), execution=self.execution)
+        return memory
+
+    def remember(self, paths: list[Path]) -> Memory:
+        """Returns the memory with the documents of more files in it."""
+        if paths:
+            stream = tokenise_files(paths, self.corpus.tokeniser)
+            remember(self.memory, self.encoder, stream, source_of_text(stream), execution=self.execution)
+        return self.memory
+
+    @cached_property
+    def neighbours(self) -> NeighbourTable:
+        """The neighbours of every training, dev and test position."""
+        where, settings = self.directory / "neighbours", self.recipe.neighbours
+        self.network("transformer")  # makes the keys: all ranks train it, one searches
+
+        def find() -> NeighbourTable:
+            return find_neighbours(self.memory, self.encoder, self.corpus, settings, where, self.execution)
+
+        return self._by_the_first(find, lambda: NeighbourTable(where, Memory(self.directory / "memory")))
+
+    def records(self, name: RowName, memory_length: int) -> Records:
+        """Returns the scores of every dev and test position by a row with a short-term memory of that length."""
+        if (name, memory_length) not in self._records:
+            self._records[name, memory_length] = self._score(name, memory_length)
+        return self._records[name, memory_length]
+
+    def _score(self, name: RowName, memory_length: int) -> Records:
+        row, recipe, where = ROWS[name], self.recipe, self.directory / "evaluation" / f"{name}-{memory_length}"
+        if row.mixture is None:
+            table = self.neighbours if row.gated else None
+            evaluation = Evaluation(recipe.evaluation, memory_length, table)
+            return evaluate_model(self.network(row.network), self.corpus, evaluation, where, self.execution)
+        inner = self.records(row.network, memory_length)
+        if row.mixture == "knn":
+            return mix_knn(inner, self.corpus, self.neighbours, recipe.knn, where)
+        return mix_adaptively(inner, self.corpus, self.neighbours, recipe.adaptive, where)
+
+    def rows(self, name: RowName) -> list[ResultRow]:
+        """Returns the results of one row of the table: one for each memory length at test."""
+        return [self._row(name, memory_length) for memory_length in self.recipe.test_memories(name)]
+
+    def _row(self, name: RowName, memory_length: int) -> ResultRow:
+        row = ROWS[name]
+        names: list[RowName] = [name, row.network, *([] if row.compared_with is None else [row.compared_with])]
+        records = {each: self.records(each, memory_length) for each in names}
+        result = result_row(row, self.network(row.network), records, self.corpus, self.recipe.evaluation.unit)
+        more_texts = self.neighbours.facts.get("more_texts", 0) if row.has_memory else 0
+        return {**result, "more_texts_in_memory": more_texts}
+
+    def _finish(self, rows: list[ResultRow], console: Console) -> None:
+        """Writes the recipe and the results, and shows them."""
+        write_atomically(self.directory / RECIPE, yaml.safe_dump(self.recipe.as_json(), sort_keys=False))
+        write_results(rows, self.directory)
+        print_results(rows, self.recipe.title, self.recipe.paper, console)
+        self._show_passage(console)
+        console.print(f"written to {self.directory / 'results.json'}", highlight=False)
+
+    def _show_passage(self, console: Console) -> None:
+        memory_length = self.recipe.test_memories("spalm")[0]
+        spalm, reference = (self.records(name, memory_length) for name in ("spalm", "transformer-xl"))
+        text = self.corpus.split("test")
+        rows = where_memory_helped(text, spalm, reference, _PASSAGE_TOKENS)
+        console.print("Where the long-term memory helped most in test; retrieved tokens that came are in green.")
+        print_passage(text, self.corpus.tokeniser, rows, (spalm, reference), self.memory.entries(), console)
+
+    def _by_the_first(self, make: Callable[[], Opened], opened: Callable[[], Opened]) -> Opened:
+        """Has the first rank make something, while the others wait and then open it."""
+        hardware = self.execution.hardware
+        ranks = hardware.ranks
+        if not ranks.first:
+            ranks.tell()
+            return opened()
+        if ranks.many:
+            hardware.prepare()  # with the cores of those that wait
+        made = make()
+        ranks.tell()
+        return made
