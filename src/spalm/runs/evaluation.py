@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from pydantic import Field
 
+from spalm.compute import Execution
 from spalm.corpus import Corpus, TokenSplit
 from spalm.errors import InputError
-from spalm.compute import Execution
 from spalm.lm import Reading, TrainedModel
 from spalm.neighbours import NeighbourTable
 from spalm.runs.records import Records, keep_records, records_stage

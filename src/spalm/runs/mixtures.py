@@ -15,14 +15,14 @@ from spalm.artifact import Draft
 from spalm.console import bar
 from spalm.corpus import Corpus, Split, TokenSplit
 from spalm.errors import InputError
-from spalm.training import load_parameters
-from spalm.training.checkpoint import save_tensors
 from spalm.neighbours import NeighbourTable
-from spalm.semiparametric.adaptive import FORM, AdaptiveMixture, AdaptiveSettings, learn_mixture
-from spalm.semiparametric.knn import KnnSettings, tune_knn
 from spalm.runs.records import Records, records_stage
 from spalm.runs.rows import HELD_OUT
+from spalm.semiparametric.adaptive import FORM, AdaptiveMixture, AdaptiveSettings, learn_mixture
+from spalm.semiparametric.knn import KnnSettings, tune_knn
 from spalm.semiparametric.retrieval import Retriever
+from spalm.training import load_parameters
+from spalm.training.checkpoint import save_tensors
 
 MIXTURE = "mixture.safetensors"
 """Learned from all of dev; it scores test."""
@@ -34,9 +34,7 @@ _MOST = 150_000
 """Positions that a mixture learns from."""
 
 
-def mix_knn(
-    records: Records, corpus: Corpus, table: NeighbourTable, settings: KnnSettings, directory: Path
-) -> Records:
+def mix_knn(records: Records, corpus: Corpus, table: NeighbourTable, settings: KnnSettings, directory: Path) -> Records:
     """kNN-LM on top of a model's records: lambda, T and k are the best on dev."""
     most = min(max(settings.counts), table.array("dev.ids").shape[1])
 
