@@ -1,5 +1,6 @@
 # make demo    set up, then train and compare the models on the standard library of this Python, and write a report
 # make test    set up, then lint and run the tests
+# make docs    set up, then build the site in site/, strictly and without a network
 # make bench   run every benchmark; each writes runs/bench/NAME.json
 
 PYTHON ?= python3
@@ -8,7 +9,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 BENCHMARKS := attach training neighbours spalm ray disk plan
 
-.PHONY: setup demo test lint bench $(addprefix bench-,$(BENCHMARKS)) clean
+.PHONY: setup demo test lint docs bench $(addprefix bench-,$(BENCHMARKS)) clean
 
 setup: $(READY)
 
@@ -30,10 +31,13 @@ lint: $(READY)
 test: lint
 	$(BIN)/python -m pytest $(ARGS)
 
+docs: $(READY)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
 bench: $(addprefix bench-,$(BENCHMARKS))
 
 $(addprefix bench-,$(BENCHMARKS)): bench-%: $(READY)
 	$(BIN)/python benchmarks/bench_$*.py --out runs/bench/$*.json $(ARGS)
 
 clean:
-	rm -rf $(VENV) runs
+	rm -rf $(VENV) runs site
