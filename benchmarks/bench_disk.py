@@ -21,11 +21,12 @@ import numpy as np
 
 from bench_neighbours import Repeated, real_keys, resident
 from spalm.artifact import write_json
+from spalm.compute import parse_size
 from spalm.console import say
 from spalm.corpus import TokenStream
 from spalm.lm import Reading
 from spalm.memory import Encoder, Memory, MemorySettings, open_memory, remember
-from spalm.neighbours import Kind, make_searcher, open_searcher, parse_size
+from spalm.neighbours import Kind, make_searcher, open_searcher
 
 K, MANY = 4, 512
 """Neighbours: as the paper asks for, and as an attached model does."""

@@ -27,12 +27,12 @@ from rich.table import Table
 
 import peers
 from spalm.artifact import write_json
-from spalm.compute import LOCAL, Hardware
+from spalm.compute import LOCAL, Hardware, parse_size
 from spalm.console import say
 from spalm.corpus import tokenise_files
 from spalm.corpus.sources.document import locate
 from spalm.memory import Memory, remember, source_of_split, source_of_text
-from spalm.neighbours import Budget, NeighbourSettings, parse_size
+from spalm.neighbours import Budget, NeighbourSettings
 from spalm.neighbours.join.stage import Bulk
 from spalm.runs.recipe import Run, read_recipe
 

@@ -18,8 +18,7 @@ import torch
 
 from bench_neighbours import First, K, real_keys
 from spalm.artifact import write_json
-from spalm.compute import LOCAL
-from spalm.compute.local_engine import computing_with
+from spalm.compute import LOCAL, using_threads
 from spalm.console import say
 from spalm.lm import Transformer, count_flops
 from spalm.neighbours import Budget, NeighbourSettings
@@ -40,7 +39,7 @@ def reading(rounds: int) -> dict:
     segment = recipe.training.segment_length
     model = Transformer(recipe.network, VOCABULARY).initialise(0).eval()
     flops = count_flops(recipe.network, VOCABULARY, segment, 0, 1).hidden
-    with computing_with(1):
+    with using_threads(1):
         rates, peaks = [], []
         for _ in range(rounds):
             peaks.append(gflops_of_a_core())

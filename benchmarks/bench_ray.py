@@ -19,8 +19,7 @@ import torch
 
 from bench_neighbours import family, real_run
 from spalm.artifact import digest_of_file, write_json
-from spalm.compute import Engine, Part, ProgressCallback, open_engine, parts
-from spalm.compute.local_engine import compute_with
+from spalm.compute import Engine, JobPart, ProgressCallback, open_engine, set_threads, split_rows
 from spalm.console import say
 from spalm.memory import MemorySettings, open_memory, remember, source_of_text
 from spalm.neighbours import Budget, NeighbourSettings
@@ -34,7 +33,7 @@ WIDTH = 128
 class Idle:
     """A job of nothing: doing it starts the workers."""
 
-    def __call__(self, part: Part, told: ProgressCallback) -> None:  # noqa: ARG002
+    def __call__(self, part: JobPart, progress: ProgressCallback) -> None:  # noqa: ARG002
         import spalm.neighbours  # noqa: F401
 
         time.sleep(1)
@@ -86,11 +85,11 @@ def main() -> None:
     out = given.out.absolute()
     out.parent.mkdir(parents=True, exist_ok=True)
     run, cores = real_run(WIDTH, (given.keys or out.parent / "keys").absolute()), given.cores
-    compute_with(cores)
+    set_threads(cores)
     measured: dict[str, list[dict[str, float]]] = {"local": [], "ray": []}
     began = time.perf_counter()
     with open_engine("local", threads=cores) as local, open_engine("ray", threads=cores) as ray:
-        list(ray.each(Idle(), parts(0, cores, 1), lambda _: None, 1))
+        list(ray.run_parts(Idle(), split_rows(0, cores, 1), lambda _: None, threads=1))
         start = time.perf_counter() - began
         made = set()
         for number in range(given.rounds):

@@ -15,7 +15,7 @@ from spalm.semiparametric import Spalm
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "spalm"
-GROUND = {"artifact", "console", "errors", "settings"}
+GROUND = {"artifact", "console", "errors", "openmp", "settings"}
 FOLDERS = sorted(path.name for path in PACKAGE.iterdir() if (path / "__init__.py").exists() and path.name != "cli")
 RECIPES = sorted(path.stem for path in recipe_folder().glob("*.yaml"))
 

@@ -4,4 +4,8 @@ The folders are the pipeline, in alphabetical order: corpus -> learning -> lm ->
 Each imports only from those before it and from the ground floor (artifact, console, errors, settings).
 """
 
+from spalm.openmp import wait_without_spinning
+
+wait_without_spinning()
+
 __version__ = "0.1.0"

@@ -7,3 +7,8 @@ class InputError(ValueError):
 
 class InUse(InputError):
     """Another process holds what is needed: to be tried again later."""
+
+
+def first_line(error: BaseException) -> str:
+    """Returns the first line of an error's message, or its class where it has none."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

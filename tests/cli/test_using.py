@@ -76,7 +76,7 @@ def test_a_model_searches_through_an_index_on_disk(folder, tmp_path):
 def test_a_memory_that_does_not_fit_gets_its_index_on_disk(folder, monkeypatch):
     shutil.rmtree(folder / "index", ignore_errors=True)
     monkeypatch.setattr(searching, "_FEW", 100)
-    monkeypatch.setattr(searching, "half_of_the_machine", lambda: 1000)
+    monkeypatch.setattr(searching, "half_of_machine_ram", lambda: 1000)
     assert isinstance(Attached(folder, Hardware("cpu", 1)).search.searcher.index, OnDisk)
 
 

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from spalm.artifact import write_atomically
-from spalm.compute import LOCAL, LocalEngine, Part, parts
+from spalm.compute import LOCAL, JobPart, LocalEngine, split_rows
 from spalm.compute import ray_engine as on_ray
 from spalm.errors import InputError
 from spalm.lm import NetworkSettings, Reading, Transformer
@@ -54,7 +54,7 @@ def cluster():
 @pytest.fixture(scope="module")
 def engine(cluster):
     opened = on_ray.RayEngine(cluster.address)
-    assert (opened.machines, opened.cores, opened.slots, opened.threads) == (2, 1, 2, 1)
+    assert (opened.machines, opened.cores, opened.total_cores, opened.threads) == (2, 1, 2, 1)
     yield opened
     opened.close()
 
@@ -109,8 +109,8 @@ class Stopping:
     def __getattr__(self, name: str):
         return getattr(self._engine, name)
 
-    def each(self, *about):
-        for done in self._engine.each(*about):
+    def run_parts(self, *arguments, **options):
+        for done in self._engine.run_parts(*arguments, **options):
             yield done
             self._after -= 1
             if not self._after:
@@ -120,7 +120,7 @@ class Stopping:
 class DyingWriting(_Writing):
     """Its process is killed in the middle of the third shard, the first time: keys are there, tokens are not."""
 
-    def __call__(self, part: Part, told):
+    def __call__(self, part: JobPart, progress):
         def dying(path: Path, *about) -> None:
             if path.suffix == ".tokens":
                 die_once(self.memory.directory.parent / "killed-writing", part)
@@ -128,16 +128,16 @@ class DyingWriting(_Writing):
 
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(store, "write_atomically", dying)
-            return super().__call__(part, told)
+            return super().__call__(part, progress)
 
 
 class DyingAnswering(Answering):
-    def __call__(self, part: Part, told):
+    def __call__(self, part: JobPart, progress):
         die_once(self.sides.work.parent.parent / "killed-answering", part)
-        return super().__call__(part, told)
+        return super().__call__(part, progress)
 
 
-def die_once(marker: Path, part: Part) -> None:
+def die_once(marker: Path, part: JobPart) -> None:
     if part.number == 2 and not marker.exists():
         marker.write_text(str(os.getpid()))
         os.kill(os.getpid(), signal.SIGKILL)
@@ -212,8 +212,8 @@ class Losing:
     def __getattr__(self, name: str):
         return getattr(self._engine, name)
 
-    def each(self, *about):
-        for done in self._engine.each(*about):
+    def run_parts(self, *arguments, **options):
+        for done in self._engine.run_parts(*arguments, **options):
             if not self.lost:
                 self._lose()
                 self.lost = True
@@ -223,13 +223,13 @@ class Losing:
 class Complaining:
     """A job that fails as a user can mend it."""
 
-    def __call__(self, part: Part, told):  # noqa: ARG002
+    def __call__(self, part: JobPart, progress):  # noqa: ARG002
         raise InputError(f"part {part.number} is bad")
 
 
 def test_what_a_part_complains_of_is_told_as_it_is(engine):
     with pytest.raises(InputError, match=r"^part \d is bad$"):
-        list(engine.each(Complaining(), parts(0, 3, 1), lambda _: None, 1))
+        list(engine.run_parts(Complaining(), split_rows(0, 3, 1), lambda _: None, threads=1))
 
 
 @dataclass(frozen=True)
@@ -238,29 +238,30 @@ class Waiting:
 
     folder: Path
 
-    def __call__(self, part: Part, told):  # noqa: ARG002
-        (self.folder / part.file).touch()
+    def __call__(self, part: JobPart, progress):  # noqa: ARG002
+        (self.folder / part.file_name).touch()
         while not part.number and len(list(self.folder.iterdir())) < 10:
             time.sleep(0.1)
         time.sleep(0 if part.number else 1)
 
 
 def test_no_part_is_far_ahead_of_the_slowest(engine, tmp_path):
-    done = [part.number for part, _ in engine.each(Waiting(tmp_path), parts(0, 200, 1), lambda _: None, 1)]
+    results = engine.run_parts(Waiting(tmp_path), split_rows(0, 200, 1), lambda _: None, threads=1)
+    done = [part.number for part, _ in results]
     assert sorted(done) == list(range(200))
-    assert 9 <= done.index(0) <= on_ray._LEAD * on_ray._AHEAD * engine.slots
+    assert 9 <= done.index(0) <= on_ray._LEAD * on_ray._AHEAD * engine.total_cores
 
 
 def test_a_part_for_which_no_machine_has_cores_is_told(engine, tmp_path, monkeypatch):
-    monkeypatch.setattr(on_ray, "_LOOK_SECONDS", 1)
+    monkeypatch.setattr(on_ray, "_CHECK_SECONDS", 1)
     with pytest.raises(InputError, match=r"no machine of the Ray cluster is left that has 2 core\(s\); run the same"):
-        list(engine.each(Waiting(tmp_path), parts(0, 3, 1), lambda _: None, 2))
+        list(engine.run_parts(Waiting(tmp_path), split_rows(0, 3, 1), lambda _: None, threads=2))
 
 
 @pytest.mark.parametrize(
-    ("threads", "at_once", "reserved"), [(60, None, 60), (1, 64, 1), (1, 40, 2), (24, None, 24), (4, 8, 8)]
+    ("threads", "per_machine", "reserved"), [(60, None, 60), (1, 64, 1), (1, 40, 2), (24, None, 24), (4, 8, 8)]
 )
-def test_a_part_reserves_what_it_computes_with(threads, at_once, reserved):
+def test_a_part_reserves_what_it_computes_with(threads, per_machine, reserved):
     """On machines of 64 cores and fewer: no more than its threads, unless memory is only enough for some at a time."""
     asked = []
 
@@ -273,20 +274,22 @@ def test_a_part_reserves_what_it_computes_with(threads, at_once, reserved):
             return SimpleNamespace(options=lambda **how: asked.append(how) or task)
 
     engine = object.__new__(on_ray.RayEngine)
-    engine._ray, engine.cores, engine.slots = Ray(), 64, 124
+    engine._ray, engine.cores, engine.total_cores = Ray(), 64, 124
     engine._result = lambda _: None
-    assert len(list(engine.each(None, parts(0, 5, 1), lambda _: None, threads, at_once))) == 5
+    parts = split_rows(0, 5, 1)
+    done = engine.run_parts(None, parts, lambda _: None, threads=threads, per_machine=per_machine)
+    assert len(list(done)) == 5
     assert [how["num_cpus"] for how in asked] == [reserved]
 
 
 def test_a_model_that_only_this_machine_has_is_told(engine, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "config.json").write_text("{}")
-    engine.refuse_unless_seen(tmp_path / "config.json")
+    engine.refuse_unless_visible(tmp_path / "config.json")
     with pytest.raises(
         InputError, match=r"^/proc/self/cwd is not shared: the machine [\d.]+ does not see what is there"
     ):
-        engine.refuse_unless_seen(Path("/proc/self/cwd/config.json"))
+        engine.refuse_unless_visible(Path("/proc/self/cwd/config.json"))
 
 
 def test_storage_that_is_not_shared_is_told(corpus, engine, tmp_path, monkeypatch):

@@ -168,26 +168,29 @@ def two(act: Callable[[Ranks], Any]) -> list[Any]:
 
 
 def test_the_first_rank_tells_the_others():
-    assert two(lambda each: [each.tell(f"{each.rank}, {turn}") for turn in (1, 2)]) == [["0, 1", "0, 2"]] * 2
+    assert two(lambda each: [each.broadcast(f"{each.rank}, {turn}") for turn in (1, 2)]) == [["0, 1", "0, 2"]] * 2
 
 
 def test_ranks_that_disagree():
-    assert two(lambda each: each.same({"seed": 1}, "recipes", "start again")) == [None, None]
+    assert two(lambda each: each.refuse_unless_equal({"seed": 1}, "recipes", "start again")) == [None, None]
     expected = "ranks 0 and 1 have different recipes (training.seed: 0 -> 1); start again"
-    assert two(lambda each: each.same({"training": {"seed": each.rank}}, "recipes", "start again")) == [expected] * 2
+    assert (
+        two(lambda each: each.refuse_unless_equal({"training": {"seed": each.rank}}, "recipes", "start again"))
+        == [expected] * 2
+    )
 
 
 def test_a_folder_that_is_not_shared(tmp_path):
-    assert two(lambda each: each.share_folder(tmp_path / "run")) == [None, None]
+    assert two(lambda each: each.refuse_unless_shared(tmp_path / "run")) == [None, None]
     assert not list((tmp_path / "run").iterdir())
-    for rank, line in enumerate(two(lambda each: each.share_folder(tmp_path / str(each.rank)))):
+    for rank, line in enumerate(two(lambda each: each.refuse_unless_shared(tmp_path / str(each.rank)))):
         assert line.startswith(f"{tmp_path / str(rank)} is not shared: rank 1 does not see what rank 0 writes there")
 
 
 def test_lanes_are_divided_evenly_or_not_at_all():
-    assert [list(Ranks(rank, 3).share(6)) for rank in range(3)] == [[0, 1], [2, 3], [4, 5]]
+    assert [list(Ranks(rank, 3).own_lanes(6)) for rank in range(3)] == [[0, 1], [2, 3], [4, 5]]
     with pytest.raises(InputError, match=r"training.batch_size = 4 cannot be divided among 3 ranks"):
-        Ranks(1, 3).share(4)
+        Ranks(1, 3).own_lanes(4)
 
 
 def test_a_single_number_cannot_be_divided():

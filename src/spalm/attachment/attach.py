@@ -29,7 +29,7 @@ def attach(model: str, texts: list[Path], directory: Path, settings: AttachSetti
     """Makes everything at `directory`, or finds it made; a killed run goes on. Keys are made by the engine."""
     directory.mkdir(parents=True, exist_ok=True)
     folder = locate_pretrained(model, directory / "model")
-    execution.engine.refuse_unless_seen(folder.path / "config.json")
+    execution.engine.refuse_unless_visible(folder.path / "config.json")
     base = PretrainedBase(folder, folder.digest, execution.hardware, settings.context, settings.stride)
     corpus = build_corpus(_corpus_settings(settings, texts, folder), directory / "corpus", restart=execution.restart)
     memory = _remember_training(base, corpus, directory / "memory", execution)

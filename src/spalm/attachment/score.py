@@ -18,7 +18,7 @@ def remember_files(attached: Attached, paths: list[Path], execution: Execution) 
     """Adds the documents of files and folders to the memory of an attached model."""
     if not paths:
         raise InputError("--text is missing: name the files or folders to remember")
-    execution.engine.refuse_unless_seen(attached.base.folder.path / "config.json")
+    execution.engine.refuse_unless_visible(attached.base.folder.path / "config.json")
     stream = tokenise_files(paths, attached.corpus.tokeniser)
     remember(attached.memory, attached.base.encoder, stream, source_of_text(stream), execution=execution)
     return attached.memory

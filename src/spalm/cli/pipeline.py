@@ -32,12 +32,12 @@ from spalm.cli.options import (
     memory_at,
     place,
 )
-from spalm.compute import Execution, Hardware, open_engine, ranks_of_torchrun
+from spalm.compute import Execution, Hardware, open_engine, parse_size, ranks_of_torchrun
 from spalm.console import say
 from spalm.corpus import OFFICIAL, download
 from spalm.errors import InputError
 from spalm.memory import describe
-from spalm.neighbours import Kind, make_searcher, parse_size
+from spalm.neighbours import Kind, make_searcher
 from spalm.runs import Recipe, Run, print_results, read_recipe
 
 
@@ -77,7 +77,7 @@ def train(
         hardware = Hardware(device, threads, compile, fsdp, ranks)
         execution = Execution(hardware, ram=_bytes(ram), restart=restart, tensorboard=tensorboard)
         made = Run(_recipe(recipe, settings, bf16=bf16), out, execution).network(model)
-        if ranks.first:
+        if ranks.is_first:
             typer.echo(json.dumps(made.facts, indent=2))
 
 
@@ -216,7 +216,7 @@ def run(
     """Carry out a whole recipe: corpus, models, evaluation, table. Finished stages are skipped, killed ones resume."""
     with ranks_of_torchrun() as ranks:
         chosen, hardware = _recipe(recipe, settings, bf16=bf16), Hardware(device, threads, compile, fsdp, ranks)
-        wanted = (engine, address) if ranks.first else ("local", None)  # the others only train
+        wanted = (engine, address) if ranks.is_first else ("local", None)  # the others only train
         with open_engine(*wanted, threads) as opened:
             execution = Execution(hardware, opened, _bytes(ram), restart, tensorboard)
             Run(chosen, place(out, engine), execution).everything(Console())

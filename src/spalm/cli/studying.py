@@ -25,10 +25,9 @@ from spalm.cli.options import (
     holds_memory,
     memory_at,
 )
-from spalm.compute import Execution, Hardware
+from spalm.compute import Execution, Hardware, machine_ram, parse_size
 from spalm.console import say
 from spalm.memory import describe
-from spalm.neighbours import parse_size, ram_of_the_machine
 from spalm.planning import Cluster, Wanted, parse_count, plan, print_plan
 from spalm.runs import FinishedRun, HeldOut, Recipe, RowName, read_recipe
 from spalm.settings import described
@@ -86,7 +85,7 @@ def plan_(
 ) -> None:
     """Say what a memory will cost before it is made: core-hours, RAM, disk, network, and what breaks first."""
     wanted = Wanted.of(read_recipe(recipe, settings or []), parse_count(tokens))
-    size = ram_of_the_machine() if ram is None else parse_size(ram)
+    size = machine_ram() if ram is None else parse_size(ram)
     cluster = Cluster(machines, cores or os.cpu_count() or 1, size, parse_size(storage, "--storage"))
     planned = plan(wanted, cluster)
     typer.echo(json.dumps(planned, indent=2)) if as_json else print_plan(planned, Console())

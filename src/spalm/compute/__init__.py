@@ -1,11 +1,22 @@
 """How and where work runs: hardware, threads, ranks, RAM, engines (this machine or a Ray cluster)."""
 
-from spalm.compute.engine import Engine, Job, Part, ProgressCallback, SentByFields, in_order, parts, undone
+from spalm.compute.engine import (
+    Engine,
+    Job,
+    JobPart,
+    ProgressCallback,
+    SentByFields,
+    in_order,
+    split_rows,
+    unfinished_parts,
+)
 from spalm.compute.execution import Execution
-from spalm.compute.hardware import Hardware, autocast, give_back_freed_memory, keep_freed_memory
-from spalm.compute.local_engine import LOCAL, LocalEngine, cores_here
+from spalm.compute.hardware import Hardware, autocast
+from spalm.compute.local_engine import LOCAL, LocalEngine
 from spalm.compute.open_engine import EngineName, open_engine
+from spalm.compute.ram import half_of_machine_ram, keep_freed_memory, machine_ram, parse_size, release_freed_memory
 from spalm.compute.ranks import Ranks, ranks_of_torchrun
+from spalm.compute.threads import available_cores, set_threads, using_threads
 
 __all__ = [
     "Engine",
@@ -13,19 +24,24 @@ __all__ = [
     "Execution",
     "Hardware",
     "Job",
+    "JobPart",
     "LOCAL",
     "LocalEngine",
-    "Part",
     "ProgressCallback",
     "Ranks",
     "SentByFields",
     "autocast",
-    "cores_here",
-    "give_back_freed_memory",
+    "available_cores",
+    "half_of_machine_ram",
     "in_order",
     "keep_freed_memory",
+    "machine_ram",
     "open_engine",
-    "parts",
+    "parse_size",
     "ranks_of_torchrun",
-    "undone",
+    "release_freed_memory",
+    "set_threads",
+    "split_rows",
+    "unfinished_parts",
+    "using_threads",
 ]

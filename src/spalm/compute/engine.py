@@ -1,8 +1,8 @@
-"""What an engine is given and gives back.
+"""The contract between work that is divided into parts and the engine that runs the parts.
 
-A job is what its parts have in common: an object that is called with a part and returns something small. It reads files
-and writes files, each in one step, so a part that is done twice is as good as done once. To other processes a job
-travels as a description; what it opens or loads, it opens there, once for all parts that this process does.
+A job is an object that is called with a part and returns something small. It reads files and writes files, each in one
+step, so doing a part twice is as good as doing it once. Other processes receive a job as its description; whatever it
+opens or loads, it opens there, once for all parts that the process does.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -10,79 +10,112 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Protocol
 
-ProgressCallback = Callable[[int], None]
-"""Is told how many rows more are done; ends the work by raising something."""
+ProgressCallback = Callable[[int], object]
+"""Receives the number of rows done since the last call; may end the work by raising an exception."""
 
 
 @dataclass(frozen=True)
-class Part:
-    """Rows `first` to `last` - 1, the part of a job with this number."""
+class JobPart:
+    """Rows `first` to `last` - 1 of a job."""
 
     number: int
+    """Place of the part among the parts of its job, from 0."""
     first: int
+    """First row of the part."""
     last: int
+    """Row after the last of the part."""
 
     def __len__(self) -> int:
         return self.last - self.first
 
     @property
-    def file(self) -> str:
-        """The name of what is made of it, where that is a file."""
+    def file_name(self) -> str:
+        """Name of the file that holds the result, where the result is a file."""
         return f"{self.number:08d}"
 
 
-def parts(first: int, last: int, size: int) -> list[Part]:
-    """[first, last) in parts of at most `size` rows."""
-    return [Part(number, begin, min(begin + size, last)) for number, begin in enumerate(range(first, last, size))]
+def split_rows(first: int, last: int, size: int) -> list[JobPart]:
+    """Returns the rows [first, last) as parts of at most `size` rows."""
+    return [JobPart(number, begin, min(begin + size, last)) for number, begin in enumerate(range(first, last, size))]
 
 
-def undone(everything: list[Part], folder: Path) -> list[Part]:
-    """The parts of which there is no file in `folder`.
+def unfinished_parts(parts: list[JobPart], folder: Path) -> list[JobPart]:
+    """Returns the parts that have no file in `folder` yet.
 
-    It is listed, not asked for each of them: to a network's file system, a file that was asked for in vain may be
-    missing for a while after another machine has made it.
+    The folder is listed instead of asking for each file: a network file system may go on reporting a file that was
+    asked for in vain as missing after another machine has made it.
     """
     done = {path.name for path in folder.iterdir()}
-    return [part for part in everything if part.file not in done]
+    return [part for part in parts if part.file_name not in done]
 
 
 class Job(Protocol):
-    def __call__(self, part: Part, told: ProgressCallback) -> Any:
-        """`told` may be told of rows on the way; of those that it was not, it is told at the end."""
+    """Work that can be done part by part."""
+
+    def __call__(self, part: JobPart, progress: ProgressCallback, /) -> Any:
+        """Does one part and returns its result; may report rows as they are done, the engine reports the rest."""
 
 
 class Engine(Protocol):
-    cores: int
-    """Of one machine, the largest: so many tasks may share its memory."""
-    slots: int
-    """Of all machines together."""
-    machines: int
-    given: int | None
-    """Threads that the user asked for."""
-    threads: int
-    """With which a part computes that needs all of a machine, or what the user gave it."""
-    own_processes: bool
-    """Whether what parts of a job open is opened for each of them, or shared by those of a machine."""
+    """Runs the parts of a job on the cores of one or several machines."""
 
-    def each(
-        self, job: Job, tasks: Iterable[Part], told: ProgressCallback, threads: int, at_once: int | None = None
-    ) -> Iterator[tuple[Part, Any]]:
+    @property
+    def cores(self) -> int:
+        """Cores of the largest machine: so many parts may share its memory."""
+        ...
+
+    @property
+    def total_cores(self) -> int:
+        """Cores of all machines together."""
+        ...
+
+    @property
+    def machines(self) -> int:
+        """Number of machines."""
+        ...
+
+    @property
+    def requested_threads(self) -> int | None:
+        """Threads that the user asked for; None: no number was given."""
+        ...
+
+    @property
+    def threads(self) -> int:
+        """Threads of a part that needs a whole machine, or the number that the user asked for."""
+        ...
+
+    @property
+    def separate_processes(self) -> bool:
+        """Whether each part that runs at the same time opens its files for itself instead of sharing them."""
+        ...
+
+    def run_parts(
+        self,
+        job: Job,
+        parts: Iterable[JobPart],
+        progress: ProgressCallback,
+        *,
+        threads: int,
+        per_machine: int | None = None,
+    ) -> Iterator[tuple[JobPart, Any]]:
         """Does all parts and yields each with its result when it is done, in any order.
 
-        Each with so many threads, at most `at_once` of them at a time on one machine; default: as many as have room.
+        Each part uses `threads` threads. At most `per_machine` parts run at a time on one machine; None: as many as
+        its cores allow.
         """
+        ...
 
     def refuse_unless_shared(self, folder: Path) -> None:
-        """Complains unless every machine sees what is written into `folder`."""
+        """Raises an error unless every machine sees what is written into `folder`."""
 
-    def refuse_unless_seen(self, file: Path) -> None:
-        """Complains unless every machine sees this file, of text, as it is here."""
+    def refuse_unless_visible(self, file: Path) -> None:
+        """Raises an error unless every machine sees this text file with the same content."""
 
 
-def in_order(done: Iterable[tuple[Part, Any]], next_number: int = 0) -> Iterator[tuple[Part, Any]]:
-    """The same in the order of the parts' numbers: those that come early are held back."""
-    early: dict[int, tuple[Part, Any]] = {}
-    for part, result in done:
+def in_order(results: Iterable[tuple[JobPart, Any]], next_number: int = 0) -> Iterator[tuple[JobPart, Any]]:
+    """Yields results in the order of the parts' numbers, holding back those that come early."""
+    early: dict[int, tuple[JobPart, Any]] = {}
+    for part, result in results:
         early[part.number] = part, result
         while next_number in early:
             yield early.pop(next_number)
@@ -90,7 +123,8 @@ def in_order(done: Iterable[tuple[Part, Any]], next_number: int = 0) -> Iterator
 
 
 class SentByFields:
-    """A dataclass that goes to another process as its fields alone, without what it has opened or loaded since."""
+    """Base of dataclasses that are sent to other processes as their fields, without what they have opened or loaded."""
 
     def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
-        return type(self), tuple(getattr(self, field.name) for field in fields(self))  # type: ignore[arg-type]
+        values = (getattr(self, field.name) for field in fields(self))  # pyright: ignore[reportArgumentType]
+        return type(self), tuple(values)

@@ -12,11 +12,11 @@ class Execution:
     """Switches of one command. They change how fast an artifact is made, not what it is."""
 
     hardware: Hardware = field(default_factory=Hardware)
-    """Device, threads, ranks."""
+    """Device, threads and ranks."""
     cluster: Engine | None = None
     """Engine that makes keys and searches for neighbours; None: the threads of this machine."""
     ram: int | None = None
-    """Bytes that the search for neighbours may use on a machine; None: half of this machine's."""
+    """Bytes that the search for neighbours may use on a machine; None: half of this machine's memory."""
     restart: bool = False
     """Whether unfinished stages begin again from nothing."""
     tensorboard: bool = False

@@ -1,94 +1,81 @@
-"""The engine that needs nothing: threads of this process, which share what a job has opened."""
+"""The engine of one machine: threads of this process, which share what a job has opened."""
 
-import os
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import faiss
 import torch
 
-from spalm.compute.engine import Job, Part, ProgressCallback
+from spalm.compute.engine import Job, JobPart, ProgressCallback
+from spalm.compute.threads import set_threads, using_threads
 
 
 @dataclass(frozen=True)
 class LocalEngine:
-    given: int | None = None
-    """Threads; default: as many as torch uses."""
+    """Runs the parts of a job in threads of this process."""
+
+    requested_threads: int | None = None
+    """Threads that the user asked for; None: as many as torch uses."""
     machines = 1
-    own_processes = False
+    separate_processes = False
 
     @property
     def threads(self) -> int:
-        return self.given or torch.get_num_threads()
+        """Threads that all parts together use."""
+        return self.requested_threads or torch.get_num_threads()
 
-    cores = slots = threads
+    cores = total_cores = threads
 
-    def each(
-        self, job: Job, tasks: Iterable[Part], told: ProgressCallback, threads: int, at_once: int | None = None
-    ) -> Iterator[tuple[Part, Any]]:
-        """Parts that are not begun when one fails are not done."""
-        at_once = at_once or max(1, self.cores // threads)
-        if at_once == 1:  # in this thread, so that it can be interrupted at once
-            for part in tasks:
-                with computing_with(threads):
-                    result = _do(job, part, told)
+    def run_parts(
+        self,
+        job: Job,
+        parts: Iterable[JobPart],
+        progress: ProgressCallback,
+        *,
+        threads: int,
+        per_machine: int | None = None,
+    ) -> Iterator[tuple[JobPart, Any]]:
+        """Does all parts; when one fails, those that have not begun are not done."""
+        workers = per_machine or max(1, self.cores // threads)
+        if workers == 1:  # in this thread, so that it can be interrupted at once
+            for part in parts:
+                with using_threads(threads):
+                    result = _run_part(job, part, progress)
                 yield part, result
             return
         count = torch.get_num_threads()
-        with ThreadPoolExecutor(at_once, initializer=compute_with, initargs=(threads,)) as pool:
-            waiting = {pool.submit(_do, job, part, told): part for part in tasks}
+        with ThreadPoolExecutor(workers, initializer=set_threads, initargs=(threads,)) as pool:
+            running = {pool.submit(_run_part, job, part, progress): part for part in parts}
             try:
-                for future in as_completed(waiting):
-                    yield waiting[future], future.result()
+                for future in as_completed(running):
+                    yield running[future], future.result()
             finally:
                 pool.shutdown(cancel_futures=True)
                 torch.set_num_threads(count)
 
     def refuse_unless_shared(self, folder: Path) -> None:
-        """It is one machine."""
+        """Accepts every folder: there is only one machine."""
 
-    def refuse_unless_seen(self, file: Path) -> None:
-        """It is one machine."""
+    def refuse_unless_visible(self, file: Path) -> None:
+        """Accepts every file: there is only one machine."""
 
 
 LOCAL = LocalEngine()
+"""The engine of this machine with as many threads as torch uses."""
 
 
-def _do(job: Job, part: Part, told: ProgressCallback) -> Any:
+def _run_part(job: Job, part: JobPart, progress: ProgressCallback) -> Any:
+    """Does a part, and reports those of its rows that the job did not report itself."""
     left = len(part)
 
-    def tell(rows: int) -> None:
+    def report(rows: int) -> None:
         nonlocal left
         left -= rows
-        told(rows)
+        progress(rows)
 
-    result = job(part, tell)
+    result = job(part, report)
     if left:
-        told(left)
+        progress(left)
     return result
-
-
-def cores_here() -> int:
-    """That this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def compute_with(threads: int) -> None:
-    """Has arithmetic in this thread use so many."""
-    torch.set_num_threads(threads)
-    faiss.omp_set_num_threads(threads)
-
-
-@contextmanager
-def computing_with(threads: int) -> Iterator[None]:
-    before = torch.get_num_threads(), faiss.omp_get_max_threads()
-    compute_with(threads)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before[0])
-        faiss.omp_set_num_threads(before[1])

@@ -1,4 +1,4 @@
-"""An engine by its name. Nothing of Ray is imported unless it is asked for."""
+"""Opens an engine by its name. Ray is imported only if its engine is asked for."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +13,7 @@ EngineName = Literal["local", "ray"]
 
 @contextmanager
 def open_engine(name: EngineName, address: str | None = None, threads: int | None = None) -> Iterator[Engine]:
-    """The engine, started or joined now; let go of at the end."""
+    """Starts or joins an engine and yields it; closes it at the end."""
     if threads is not None and threads < 1:
         raise InputError(f"--threads {threads}: give 1 or more")
     if name == "local":

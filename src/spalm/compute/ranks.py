@@ -1,7 +1,7 @@
-"""The processes of a training run that torchrun has started, and what they tell one another.
+"""The processes of a training run that torchrun has started, and how they exchange values.
 
-Numbers and words go through torchrun's own store, which lives as long as torchrun does: a rank can wait there for hours
-while the first makes a corpus, and still be ended. Tensors go from rank to rank.
+Small values go through torchrun's own key-value store, which lives as long as torchrun does: a rank can wait there for
+hours while the first makes a corpus, and can still be ended. Tensors go from rank to rank.
 """
 
 import itertools
@@ -10,7 +10,7 @@ import os
 import signal
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -20,73 +20,78 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import PrefixStore, rendezvous  # pyright: ignore[reportPrivateImportUsage]
 
 from spalm.console import console
-from spalm.errors import InputError
+from spalm.errors import InputError, first_line
 from spalm.settings import differences
 
 _VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-"""What torchrun tells a process; without all of them it is alone."""
-_PATIENCE = timedelta(hours=2)
-"""For an exchange of tensors: longer than the first rank takes for a checkpoint."""
-_LOOKS = 0.05
-"""Seconds between looks for what another rank is to say."""
+"""Variables that torchrun sets in the environment of a rank; without all of them, this process is the only one."""
+_TIMEOUT = timedelta(hours=2)
+"""Longest wait for an exchange of tensors: longer than the first rank takes for a checkpoint."""
+_POLL_SECONDS = 0.05
+"""Seconds between looks for a value of another rank in the store."""
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process among those that train together. Every method is to be called by all of them, in the same order."""
+    """This process among those that train together. All ranks must call the same methods in the same order."""
 
     rank: int = 0
-    count: int = 1
+    """Number of this process, from 0."""
+    world_size: int = 1
+    """Number of processes."""
     local_rank: int = 0
-    local_count: int = 1
-    """Of this machine."""
+    """Number of this process among those of its machine."""
+    local_world_size: int = 1
+    """Number of processes of this machine."""
     _store: Any = None
     _turns: Iterator[int] = field(default_factory=itertools.count, repr=False)
 
     @property
-    def first(self) -> bool:
-        """The one that writes."""
+    def is_first(self) -> bool:
+        """Whether this is the rank that writes files."""
         return self.rank == 0
 
     @property
-    def many(self) -> bool:
-        return self.count > 1
+    def distributed(self) -> bool:
+        """Whether there are several ranks."""
+        return self.world_size > 1
 
-    def share(self, lanes: int) -> range:
-        """The lanes of this rank: neighbouring ones, as many as every other rank has."""
-        if lanes % self.count:
+    def own_lanes(self, lanes: int) -> range:
+        """Returns the lanes of this rank: adjacent ones, as many as every other rank has."""
+        if lanes % self.world_size:
             raise InputError(
-                f"training.batch_size = {lanes} cannot be divided among {self.count} ranks; "
+                f"training.batch_size = {lanes} cannot be divided among {self.world_size} ranks; "
                 "give a multiple of their number, or another --nproc-per-node"
             )
-        each = lanes // self.count
-        return range(self.rank * each, (self.rank + 1) * each)
+        share = lanes // self.world_size
+        return range(self.rank * share, (self.rank + 1) * share)
 
-    def tell(self, value: Any = None) -> Any:
-        """The first rank's value, for all; the others wait for it, however long it takes."""
+    def broadcast(self, value: Any = None) -> Any:
+        """Returns the first rank's value on all ranks; the others wait for it, however long it takes."""
         return self._exchange(value, [0])[0]
 
-    def same(self, value: Any, what: str, remedy: str) -> None:
-        """Refuses to go on if the ranks do not agree on a value."""
-        everyone = self._exchange(value, range(self.count))
-        for rank, theirs in enumerate(everyone):
-            changed = differences(everyone[0], theirs)
+    def refuse_unless_equal(self, value: Any, what: str, remedy: str) -> None:
+        """Raises an error on all ranks unless they have the same value."""
+        values = self._exchange(value, range(self.world_size))
+        for rank, theirs in enumerate(values):
+            changed = differences(values[0], theirs)
             if changed:
                 raise InputError(f"ranks 0 and {rank} have different {what} ({changed[0].lstrip(': ')}); {remedy}")
 
-    def share_folder(self, directory: Path) -> None:
-        """Refuses a folder that is not one and the same for all ranks."""
-        if not self.many:
+    def refuse_unless_shared(self, directory: Path) -> None:
+        """Raises an error on all ranks unless `directory` is one and the same folder for them."""
+        if not self.distributed:
             return
-        path = directory / f".{self.tell(uuid.uuid4().hex)}"
-        if self.first:
+        path = directory / f".{self.broadcast(uuid.uuid4().hex)}"
+        if self.is_first:
             directory.mkdir(parents=True, exist_ok=True)
             path.touch()
-        self.tell()  # that it is there
-        seen = self._exchange(path.exists(), range(self.count))
-        if self.first:
+        self.wait_for_first()
+        seen = self._exchange(path.exists(), range(self.world_size))
+        if self.is_first:
             path.unlink()
         if not all(seen):
             raise InputError(
@@ -94,71 +99,76 @@ class Ranks:
                 "give an --out that is the same folder for all ranks"
             )
 
+    def wait_for_first(self) -> None:
+        """Waits until the first rank has come to this point."""
+        self.broadcast()
+
     def sum(self, *numbers: float) -> list[float]:
-        """Each number, added up over the ranks."""
-        if not self.many:
+        """Returns each number added up over the ranks."""
+        if not self.distributed:
             return list(numbers)
         total = torch.tensor(numbers, dtype=torch.float64)
         dist.all_reduce(total)
         return total.tolist()
 
     def gather(self, tensor: Tensor) -> list[Tensor]:
-        """On the first rank, every rank's tensor (they have one shape), in order; nothing on the others."""
-        if not self.many:
+        """Returns every rank's tensor, in order, on the first rank, and nothing on the others. All have one shape."""
+        if not self.distributed:
             return [tensor]
         tensor = tensor.cpu().contiguous()
-        theirs = [torch.empty_like(tensor) for _ in range(self.count)] if self.first else None
+        theirs = [torch.empty_like(tensor) for _ in range(self.world_size)] if self.is_first else None
         dist.gather(tensor, theirs)
         return theirs or []
 
-    def _exchange(self, value: Any, speakers: Any) -> list[Any]:
-        """What each of the speakers says at this point of the run."""
-        if not self.many:
+    def _exchange(self, value: Any, senders: Sequence[int]) -> list[Any]:
+        """Returns the values that the senders have at this point of the run."""
+        if not self.distributed:
             return [value]
         turn = next(self._turns)
-        if self.rank in speakers:
-            self._store.set(f"said/{turn}/{self.rank}", json.dumps(value))
-        return [json.loads(self._hear(f"said/{turn}/{rank}")) for rank in speakers]
+        if self.rank in senders:
+            self._store.set(f"value/{turn}/{self.rank}", json.dumps(value))
+        return [json.loads(self._receive(f"value/{turn}/{rank}")) for rank in senders]
 
-    def _hear(self, key: str) -> bytes:
+    def _receive(self, key: str) -> bytes:
         while not self._store.check([key]):
-            time.sleep(_LOOKS)  # not in the store's own wait, which heeds no signal
+            time.sleep(_POLL_SECONDS)  # not in the store's own wait, which no signal interrupts
         return self._store.get(key)
 
-    def _to_speak(self) -> bool:
-        """Whether it falls to this rank to say why the run has ended: one reason is enough."""
+    def _is_first_to_end(self) -> bool:
+        """Whether this rank is the one to report why the run has ended: one reason is enough."""
         try:
             return self._store.add("ended", 1) == 1
         except RuntimeError:
             return True  # torchrun itself is gone
 
 
-ALONE = Ranks()
+SINGLE_RANK = Ranks()
+"""A process that was not started by torchrun."""
 
 
-class _Ended(BaseException):
-    """torchrun's signal to those that are left. No handler of errors is to take it for one of its own."""
+class _Terminated(BaseException):
+    """torchrun's signal to the ranks that are left. Not an Exception, so that no handler of errors catches it."""
 
 
 @contextmanager
 def ranks_of_torchrun() -> Iterator[Ranks]:
-    """Joins the other ranks for as long as it lasts; without torchrun, there is nobody to join.
+    """Joins the other ranks for the duration of a block; without torchrun, yields a single rank.
 
-    Only the first rank talks and, if the run ends before its time, the one that is first to know why.
+    Only the first rank prints. If the run ends early, the rank that is the first to know the reason prints it.
     """
     if not all(name in os.environ for name in _VARIABLES) or os.environ["WORLD_SIZE"] == "1":
-        yield ALONE
+        yield SINGLE_RANK
         return
     ranks = _join()
-    signal.signal(signal.SIGTERM, _end)
-    console.quiet = not ranks.first
+    signal.signal(signal.SIGTERM, _terminate)
+    console.quiet = not ranks.is_first
     try:
         yield ranks
-        ranks.tell()  # that the first has done what it does alone
+        ranks.wait_for_first()  # it may still have work that it does alone
     except BaseException as error:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        console.quiet = not ranks._to_speak()
-        if isinstance(error, _Ended) or _is_of_the_exchange(error):
+        console.quiet = not ranks._is_first_to_end()
+        if isinstance(error, _Terminated) or _is_lost_connection(error):
             raise InputError(
                 "another rank has ended, or the run was stopped; run the same command again to go on"
             ) from None
@@ -167,23 +177,24 @@ def ranks_of_torchrun() -> Iterator[Ranks]:
 
 
 def _join() -> Ranks:
-    rank, count, local_rank, local_count = (int(os.environ[name]) for name in _VARIABLES[:4])
+    rank, world_size, local_rank, local_world_size = (int(os.environ[name]) for name in _VARIABLES[:4])
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     try:
-        store, _, _ = next(dist.rendezvous("env://"))
-        # torchrun --max-restarts keeps the store: what an earlier attempt said there must not be heard.
-        store = dist.PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), store)
-        dist.init_process_group(backend, store=store, rank=rank, world_size=count, timeout=_PATIENCE)
+        store, _, _ = next(rendezvous("env://"))
+        # torchrun --max-restarts keeps the store: values of an earlier attempt must not be read.
+        store = PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), store)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=_TIMEOUT)
     except RuntimeError as error:
-        reason = str(error).splitlines()[0]
-        raise InputError(f"rank {rank} of {count} does not reach the others ({reason}); start them again") from None
-    return Ranks(rank, count, local_rank, local_count, dist.PrefixStore("spalm", store))
+        raise InputError(
+            f"rank {rank} of {world_size} does not reach the others ({first_line(error)}); start them again"
+        ) from None
+    return Ranks(rank, world_size, local_rank, local_world_size, PrefixStore("spalm", store))
 
 
-def _end(*_: Any) -> None:
-    raise _Ended
+def _terminate(*_: Any) -> None:
+    raise _Terminated
 
 
-def _is_of_the_exchange(error: BaseException) -> bool:
-    """gloo's errors have no class of their own."""
+def _is_lost_connection(error: BaseException) -> bool:
+    """Whether an error comes from the exchange of tensors. Those of gloo have no class of their own."""
     return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error))

@@ -1,7 +1,7 @@
-"""The engine of many machines: Ray does the scheduling, and does a part again whose worker was lost.
+"""The engine of many machines: Ray schedules the parts, and repeats a part whose worker was lost.
 
 Without an address, Ray is started for this command alone, with the cores of this machine. A job is put into Ray's store
-once, and each worker process keeps the last one it was given, with what that has opened.
+once, and each worker process keeps the last one that it received, with what that job has opened.
 """
 
 import os
@@ -15,38 +15,40 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from spalm.compute.engine import Job, Part, ProgressCallback
-from spalm.compute.local_engine import compute_with, cores_here
+from spalm.compute.engine import Job, JobPart, ProgressCallback
+from spalm.compute.threads import available_cores, set_threads
 from spalm.console import say
-from spalm.errors import InputError
+from spalm.errors import InputError, first_line
 
 _RETRIES = 8
-"""How often a part is done again whose worker was lost."""
+"""Times that a part is repeated whose worker was lost."""
 _AHEAD = 2
-"""Parts given to Ray for each one that can be at work."""
+"""Parts given to Ray for each one that can run at a time."""
 _LEAD = 8
-"""How many times as many may be done before the slowest."""
-_LOOK_SECONDS = 30
-"""How often it is asked whether there are machines at all, while nothing is done."""
+"""Largest lead over the slowest part, in multiples of the parts that are given to Ray at a time."""
+_CHECK_SECONDS = 30
+"""Seconds without a result after which the engine checks whether there are machines at all."""
 _CONNECT_SECONDS, _ANSWER_SECONDS = 5, 30
-"""How long an address is waited for: left to itself, Ray tries for a quarter of an hour."""
+"""Seconds that an address has to answer: left to itself, Ray tries for a quarter of an hour."""
 _PROBE_SECONDS = 120
-"""How long a machine may take to start a worker and look into a folder."""
+"""Seconds that a machine has to start a worker and look into a folder."""
 
 
 class RayEngine:
-    own_processes = True
+    """Runs the parts of a job on a Ray cluster."""
+
+    separate_processes = True
 
     def __init__(self, address: str | None = None, threads: int | None = None):
-        self._ray = _library()
-        self.given = threads
+        self._ray = _import_ray()
+        self.requested_threads = threads
         _start(self._ray, address, threads)
         try:
             sizes = self._sizes()
             self.machines = sum(size > 0 for size in sizes)
             if not self.machines:
                 raise InputError(f"--address {address}: that Ray cluster has no cores to work with; add nodes to it")
-            self.slots, self.cores = sum(sizes), max(sizes)
+            self.total_cores, self.cores = sum(sizes), max(sizes)
             self.threads = threads or min(size for size in sizes if size)
             if self.threads > self.cores:
                 raise InputError(
@@ -60,41 +62,48 @@ class RayEngine:
         return [node for node in self._ray.nodes() if node["Alive"]]
 
     def _sizes(self) -> list[int]:
-        """Cores of each machine."""
+        """Returns the number of cores of each machine."""
         return [int(node["Resources"].get("CPU", 0)) for node in self._nodes()]
 
     def close(self) -> None:
-        """Ends what was started for this command; a cluster that was joined is left as it is."""
+        """Ends the Ray that was started for this command; leaves a cluster that was joined as it is."""
         self._ray.shutdown()
 
-    def each(
-        self, job: Job, tasks: Iterable[Part], told: ProgressCallback, threads: int, at_once: int | None = None
-    ) -> Iterator[tuple[Part, Any]]:
-        cores = threads if at_once is None else max(threads, -(-self.cores // at_once))
+    def run_parts(
+        self,
+        job: Job,
+        parts: Iterable[JobPart],
+        progress: ProgressCallback,
+        *,
+        threads: int,
+        per_machine: int | None = None,
+    ) -> Iterator[tuple[JobPart, Any]]:
+        """Does all parts; none gets far ahead of the slowest, so that a killed run loses little."""
+        cores = threads if per_machine is None else max(threads, -(-self.cores // per_machine))
         gpus = getattr(job, "gpus", 0)
-        run = self._ray.remote(_do).options(num_cpus=cores, num_gpus=gpus, max_retries=_RETRIES)
-        common = self._ray.put(job)
-        waiting: dict[Any, Part] = {}
-        left, most = deque(tasks), _AHEAD * max(1, self.slots // cores)
+        run = self._ray.remote(_run_part).options(num_cpus=cores, num_gpus=gpus, max_retries=_RETRIES)
+        stored = self._ray.put(job)
+        running: dict[Any, JobPart] = {}
+        left, most = deque(parts), _AHEAD * max(1, self.total_cores // cores)
         try:
-            while left or waiting:
-                while left and len(waiting) < most and _near(left[0], waiting.values(), _LEAD * most):
+            while left or running:
+                while left and len(running) < most and _is_near(left[0], running.values(), _LEAD * most):
                     part = left.popleft()
-                    waiting[run.remote([common], part, threads)] = part
-                done, _ = self._ray.wait(list(waiting), timeout=_LOOK_SECONDS)
+                    running[run.remote([stored], part, threads)] = part
+                done, _ = self._ray.wait(list(running), timeout=_CHECK_SECONDS)
                 if not done:
                     self._refuse_unless_room(cores)
                 for reference in done:
-                    part = waiting.pop(reference)
+                    part = running.pop(reference)
                     result = self._result(reference)
-                    told(len(part))
+                    progress(len(part))
                     yield part, result
         finally:
-            for reference in waiting:
+            for reference in running:
                 self._ray.cancel(reference, force=True)
 
     def _refuse_unless_room(self, cores: int) -> None:
-        """Complains if the machines that are left are all too small: Ray would wait for others for ever."""
+        """Raises an error if the machines that are left are all too small: Ray would wait for others for ever."""
         if max(self._sizes(), default=0) < cores:
             raise InputError(
                 f"no machine of the Ray cluster is left that has {cores} core(s); run the same command again to go on, "
@@ -102,7 +111,7 @@ class RayEngine:
             )
 
     def _result(self, reference: Any) -> Any:
-        """What a task returned; what it raised, as if it had been raised here."""
+        """Returns what a task returned; raises what it raised, as if it had been raised here."""
         errors = self._ray.exceptions
         try:
             return self._ray.get(reference)
@@ -110,23 +119,25 @@ class RayEngine:
             raise getattr(error, "cause", None) or error from None
         except errors.RayError as error:
             raise InputError(
-                f"Ray gave up a task after {_RETRIES + 1} workers were lost on it ({_first_line(error)}); look at the "
+                f"Ray gave up a task after {_RETRIES + 1} workers were lost on it ({first_line(error)}); look at the "
                 "machines' memory, then run the same command to go on"
             ) from None
 
     def refuse_unless_shared(self, folder: Path) -> None:
+        """Raises an error unless every machine sees what is written into `folder`."""
         path = folder / f".shared-{secrets.token_hex(8)}"
         path.write_text(secrets.token_hex(16))
         try:
-            self.refuse_unless_seen(path)
+            self.refuse_unless_visible(path)
         finally:
             path.unlink(missing_ok=True)
 
-    def refuse_unless_seen(self, file: Path) -> None:
+    def refuse_unless_visible(self, file: Path) -> None:
+        """Raises an error unless every machine sees this text file with the same content."""
         asked, strategy = [], self._ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
         for node in self._nodes():
             there = strategy(node["NodeID"], soft=False)
-            look = self._ray.remote(_seen).options(num_cpus=0, scheduling_strategy=there)
+            look = self._ray.remote(_content).options(num_cpus=0, scheduling_strategy=there)
             asked.append((node, look.remote(str(file))))
         for node, reference in asked:
             machine = node["NodeManagerAddress"]
@@ -135,7 +146,7 @@ class RayEngine:
             except Exception as error:
                 if node["NodeID"] not in {each["NodeID"] for each in self._nodes()}:
                     continue  # it has left in the meantime
-                reason = _first_line(getattr(error, "cause", None) or error)
+                reason = first_line(getattr(error, "cause", None) or error)
                 raise InputError(
                     f"the machine {machine} cannot work for spalm ({reason}); install the same spalm there"
                 ) from None
@@ -146,62 +157,66 @@ class RayEngine:
                 )
 
 
-def _near(part: Part, others: Iterable[Part], lead: int) -> bool:
-    """Whether it is not too far ahead of the slowest: where results count in order, a kill loses those in between."""
+def _is_near(part: JobPart, others: Iterable[JobPart], lead: int) -> bool:
+    """Whether a part is close to the slowest. Where results count in order, a kill loses those that are ahead."""
     return all(part.number - other.number < lead for other in others)
 
 
-def _do(common: list[Any], part: Part, threads: int) -> Any:
-    """In a worker of Ray's."""
-    compute_with(threads)
-    return _job(common[0])(part, lambda _: None)
+def _run_part(job: list[Any], part: JobPart, threads: int) -> Any:
+    """Does a part in a worker of Ray. The job comes in a list, so that Ray passes its reference instead of a copy."""
+    set_threads(threads)
+    return _job(job[0])(part, lambda _: None)
 
 
 @lru_cache(maxsize=1)
 def _job(reference: Any) -> Job:
+    """Returns the job behind a reference; the last one stays in the worker."""
     import ray
 
     return ray.get(reference)
 
 
-def _seen(path: str) -> str | None:
+def _content(path: str) -> str | None:
+    """Returns the content of a text file as a worker sees it; None: there is no such file."""
     return Path(path).read_text() if Path(path).exists() else None
 
 
-def _library() -> Any:
+def _import_ray() -> Any:
+    """Imports Ray and makes it quiet."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # of parts that nobody waits for when another has failed
+    os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # in parts that nobody waits for after another has failed
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     try:
         import ray
         import ray.util.scheduling_strategies
     except ImportError:
         raise InputError("the engine ray needs its library: pip install 'spalm[ray]'") from None
-    # What it has to tell of lost machines it prints, pages of it, where our results go; there is no switch for that.
-    ray._private.worker.print_to_stdstream = _say
+    # Ray prints pages about lost machines to where our results go, and has no switch against that.
+    sys.modules["ray._private.worker"].print_to_stdstream = _print_first_line  # pyright: ignore[reportAttributeAccessIssue]
     return ray
 
 
-def _say(message: dict[str, Any], **_: Any) -> None:
+def _print_first_line(message: dict[str, Any], **_: Any) -> None:
     for line in " ".join(message["lines"]).splitlines()[:1]:
         say(f"ray: {line[:200]}")
 
 
 def _start(ray: Any, address: str | None, threads: int | None) -> None:
+    """Joins the cluster at `address`, or starts Ray on this machine."""
     quiet = {"log_to_driver": False, "logging_level": "ERROR"}
     try:
         if address is None:
-            ray.init(address="local", num_cpus=threads or cores_here(), include_dashboard=False, **quiet)
+            ray.init(address="local", num_cpus=threads or available_cores(), include_dashboard=False, **quiet)
         else:
             _refuse_unless_answered(address)
             ray.init(address=address, **quiet)
     except (ConnectionError, RuntimeError, AssertionError) as error:
         where = "Ray does not start here" if address is None else f"--address {address}: the cluster cannot be joined"
-        raise InputError(f"{where} ({_first_line(error)})") from None
+        raise InputError(f"{where} ({first_line(error)})") from None
 
 
 def _refuse_unless_answered(address: str) -> None:
-    """Complains unless a Ray cluster answers there, and soon."""
+    """Raises an error unless a Ray cluster answers at `address`, and soon."""
     if address != "auto":
         host, _, port = address.rpartition(":")
         if not host or not port.isdigit():
@@ -209,8 +224,8 @@ def _refuse_unless_answered(address: str) -> None:
         try:
             socket.create_connection((host, int(port)), _CONNECT_SECONDS).close()
         except (OSError, OverflowError) as error:
-            raise InputError(f"--address {address}: nothing answers there ({_first_line(error)})") from None
-    # Whether Ray does is asked in a process that can be given up.
+            raise InputError(f"--address {address}: nothing answers there ({first_line(error)})") from None
+    # Ray itself is asked in a process that can be ended when it takes too long.
     ask = [sys.executable, "-m", "ray.scripts.scripts", "status", "--address", address]
     try:
         answered = subprocess.run(ask, capture_output=True, timeout=_ANSWER_SECONDS).returncode == 0
@@ -218,7 +233,3 @@ def _refuse_unless_answered(address: str) -> None:
         answered = False
     if not answered:
         raise InputError(f"--address {address}: no Ray cluster answers there, or none of this version of Ray")
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from spalm import artifact
-from spalm.errors import InputError
+from spalm.errors import InputError, first_line
 
 _ROWS = 256
 """Positions whose logits are held at a time."""
@@ -134,7 +134,7 @@ class PretrainedFolder:
         try:
             model, report = auto.from_pretrained(self.path, dtype=dtype, output_loading_info=True)
         except (OSError, ValueError, SafetensorError) as error:
-            raise InputError(f"{self.path} is no causal language model: {_first_line(error)}") from None
+            raise InputError(f"{self.path} is no causal language model: {first_line(error)}") from None
         except RuntimeError:  # its message is a report of many lines
             raise InputError(f"{self.path}: the weights are not as config.json says; save it anew") from None
         if missing := sorted(report["missing_keys"]):
@@ -164,7 +164,7 @@ def locate_pretrained(name: str, converted: Path) -> PretrainedFolder:
         transformers.AutoTokenizer.from_pretrained(name)  # fetches its files
         transformers.AutoModelForCausalLM.from_pretrained(name, device_map="meta")  # and the weights
     except (OSError, ValueError, SafetensorError) as error:
-        raise InputError(f"there is no model {name!r}, neither here nor on the hub ({_first_line(error)})") from None
+        raise InputError(f"there is no model {name!r}, neither here nor on the hub ({first_line(error)})") from None
     return _whole(Path(config).parent)
 
 
@@ -186,7 +186,7 @@ def _converted(gguf: Path, folder: Path) -> PretrainedFolder:
     except ImportError:
         raise InputError("a GGUF file needs the extra: pip install 'spalm[pretrained]'") from None
     except Exception as error:  # of a damaged file, anything
-        raise InputError(f"{gguf} cannot be converted: {_first_line(error)}") from None
+        raise InputError(f"{gguf} cannot be converted: {first_line(error)}") from None
     config = model.config.__class__.from_dict(
         {key: value for key, value in model.config.to_dict().items() if key != "quantization_config"}
     )
@@ -215,7 +215,3 @@ def _transformers() -> Any:
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     return transformers
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

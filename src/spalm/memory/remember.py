@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from spalm.artifact import only_writer, set_aside
-from spalm.compute import Execution, Part, ProgressCallback, SentByFields, in_order, parts
+from spalm.compute import Execution, JobPart, ProgressCallback, SentByFields, in_order, split_rows
 from spalm.console import bar, say
 from spalm.corpus import Corpus, Split, TokenStream
 from spalm.errors import InputError
@@ -112,9 +112,9 @@ def remember(
                 shown.advance(positions)
                 check()
 
-            shards = parts(done, len(stream), size)
+            shards = split_rows(done, len(stream), size)
             # In order: a run that goes on does so after the last.
-            for part, digests in in_order(engine.each(writing, shards, progress, engine.threads)):
+            for part, digests in in_order(engine.run_parts(writing, shards, progress, threads=engine.threads)):
                 _add_shard(memory, batch, first_id, writing.shard(part), part, digests)
                 shown.say(f"{part.last:,} entries of width {memory.width}")
         _publish(memory, batch, first_id, stream)
@@ -163,17 +163,17 @@ class _Writing(SentByFields):
     def gpus(self) -> int:
         return self.encoder.gpus
 
-    def shard(self, part: Part) -> int:
+    def shard(self, part: JobPart) -> int:
         return self.first_shard + part.number
 
-    def __call__(self, part: Part, progress: ProgressCallback) -> tuple[str, str]:
+    def __call__(self, part: JobPart, progress: ProgressCallback) -> tuple[str, str]:
         """Returns the digests of the shard's files."""
         memory, (first, last) = self.memory, (part.first, part.last)
         keys = self.encoder.keys(self.stream, first, last, memory.keys_of, memory.width, progress)
         return memory.write_shard(self.shard(part), keys, self.stream.targets(np.arange(first, last)))
 
 
-def _add_shard(memory: Memory, batch: int, first_id: int, shard: int, part: Part, digests: tuple[str, str]) -> None:
+def _add_shard(memory: Memory, batch: int, first_id: int, shard: int, part: JobPart, digests: tuple[str, str]) -> None:
     with memory.catalogue.change() as connection:
         connection.execute("INSERT INTO shards VALUES (?, ?, ?, ?, ?)", [shard, batch, len(part), *digests])
         connection.execute("INSERT INTO extents VALUES (?, 0, ?, ?)", [shard, first_id + part.first, len(part)])

@@ -4,7 +4,7 @@ from spalm.neighbours.exact import nearest
 from spalm.neighbours.exclusion import Exclusion
 from spalm.neighbours.index.contract import Index, Kind
 from spalm.neighbours.index.searcher import Searcher, make_searcher, open_searcher
-from spalm.neighbours.join.cost import Budget, half_of_the_machine, parse_size, ram_of_the_machine
+from spalm.neighbours.join.cost import Budget
 from spalm.neighbours.join.stage import NeighbourSettings, find_neighbours
 from spalm.neighbours.kernels import MISSING
 from spalm.neighbours.table import NeighbourTable, without
@@ -20,12 +20,9 @@ __all__ = [
     "NeighbourTable",
     "Searcher",
     "find_neighbours",
-    "half_of_the_machine",
     "make_searcher",
     "nearest",
     "open_searcher",
-    "parse_size",
-    "ram_of_the_machine",
     "without",
     "workers",
 ]

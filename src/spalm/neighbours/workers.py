@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from spalm.compute.local_engine import compute_with
+from spalm.compute import set_threads
 
 Map = Callable[[Callable[[Any], Any], Iterable[Any]], list[Any]]
 """Applies a function to every task and returns the results in the tasks' order."""
@@ -21,7 +21,7 @@ Map = Callable[[Callable[[Any], Any], Iterable[Any]], list[Any]]
 def workers(threads: int | None = None) -> Iterator[Map]:
     """A `Map` over `threads` threads (default: as many as torch uses), which waits for all of them."""
     count = torch.get_num_threads()
-    with ThreadPoolExecutor(threads or count, initializer=compute_with, initargs=(1,)) as pool:
+    with ThreadPoolExecutor(threads or count, initializer=set_threads, initargs=(1,)) as pool:
         try:
             yield lambda function, tasks: list(pool.map(function, tasks))
         finally:

@@ -42,11 +42,11 @@ class Run:
 
     def __post_init__(self) -> None:
         hardware = self.execution.hardware
-        hardware.refuse_unless_ranks()
+        hardware.refuse_fsdp_on_one_rank()
         ranks = hardware.ranks
-        ranks.same(self.recipe.as_json(), "recipes", "start all with the same recipe and settings")
-        ranks.share(self.recipe.training.batch_size)
-        ranks.share_folder(self.directory)
+        ranks.refuse_unless_equal(self.recipe.as_json(), "recipes", "start all with the same recipe and settings")
+        ranks.own_lanes(self.recipe.training.batch_size)
+        ranks.refuse_unless_shared(self.directory)
 
     def everything(self, console: Console) -> None:
         """Carries out all stages, in order, and prints the table. Ranks train together; the first does the rest."""
@@ -55,7 +55,7 @@ class Run:
         self.network("transformer-xl")
         self.neighbours  # noqa: B018
         self.network("spalm")
-        if self.execution.hardware.ranks.first:
+        if self.execution.hardware.ranks.is_first:
             self._finish([each for name in ROWS for each in self.rows(name)], console)
 
     @cached_property
@@ -166,11 +166,11 @@ class Run:
         """Has the first rank make something, while the others wait and then open it."""
         hardware = self.execution.hardware
         ranks = hardware.ranks
-        if not ranks.first:
-            ranks.tell()
+        if not ranks.is_first:
+            ranks.wait_for_first()
             return opened()
-        if ranks.many:
+        if ranks.distributed:
             hardware.prepare()  # with the cores of those that wait
         made = make()
-        ranks.tell()
+        ranks.wait_for_first()
         return made

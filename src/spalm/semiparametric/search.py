@@ -5,9 +5,10 @@ from pathlib import Path
 
 import numpy as np
 
+from spalm.compute import half_of_machine_ram
 from spalm.errors import InputError
 from spalm.memory import Memory
-from spalm.neighbours import Exclusion, Kind, Searcher, half_of_the_machine, make_searcher, open_searcher
+from spalm.neighbours import Exclusion, Kind, Searcher, make_searcher, open_searcher
 from spalm.semiparametric.retrieval import Retrieved, look_up
 
 _RECALL, _JUDGED = 0.95, 64
@@ -61,4 +62,4 @@ def open_search(memory: Memory, directory: Path, count: int) -> Search:
 def _kind_for(entries: int, width: int) -> Kind:
     if entries <= _FEW:
         return "exact"
-    return "faiss" if entries * (width + 8) < half_of_the_machine() else "disk"
+    return "faiss" if entries * (width + 8) < half_of_machine_ram() else "disk"

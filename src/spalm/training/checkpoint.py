@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from spalm.artifact import digest_of_file, write_json
-from spalm.compute.ranks import ALONE, Ranks
+from spalm.compute.ranks import SINGLE_RANK, Ranks
 from spalm.errors import InputError
 from spalm.training.replica import cut_like, whole
 
@@ -76,7 +76,7 @@ def save(
     model: nn.Module,
     optimiser: torch.optim.Optimizer,
     memories: list[list[Tensor]],
-    ranks: Ranks = ALONE,
+    ranks: Ranks = SINGLE_RANK,
 ) -> None:
     """The first rank writes; the others give it what only they have."""
     own = {f"model/{name}": tensor for name, tensor in model.state_dict().items()}
@@ -85,7 +85,7 @@ def save(
     tensors = {}
     for name, tensor in own.items():
         together = whole(tensor)
-        if ranks.first:
+        if ranks.is_first:
             tensors[name] = together
     for part, memory in enumerate(memories):
         for layer, tensor in enumerate(memory):
@@ -93,7 +93,7 @@ def save(
                 tensors[f"memory/{rank * len(memories) + part}/{layer}"] = theirs
     for device, state in _random_states().items():
         tensors |= {f"random/{_of_rank(device, rank)}": theirs for rank, theirs in enumerate(ranks.gather(state))}
-    if ranks.first:
+    if ranks.is_first:
         _write(directory, progress, tensors)
 
 
@@ -115,7 +115,7 @@ def load(
     optimiser: torch.optim.Optimizer,
     device: torch.device,
     begin: int = 0,
-    ranks: Ranks = ALONE,
+    ranks: Ranks = SINGLE_RANK,
 ) -> tuple[Progress, list[Tensor]]:
     """Brings model, optimiser and random state to the newest checkpoint; without one, leaves them at step `begin`.
 
@@ -153,7 +153,7 @@ def _own_lanes(memories: dict[str, Tensor], ranks: Ranks) -> list[Tensor]:
         part, layer = map(int, name.split("/"))
         layers.setdefault(layer, {})[part] = tensor
     joined = [torch.cat([parts[part] for part in sorted(parts)]) for _, parts in sorted(layers.items())]
-    shares = [ranks.share(len(lanes)) for lanes in joined]
+    shares = [ranks.own_lanes(len(lanes)) for lanes in joined]
     return [lanes[share.start : share.stop] for lanes, share in zip(joined, shares)]
 
 

@@ -75,9 +75,9 @@ def train(task: TrainingTask, directory: Path, execution: Execution) -> checkpoi
     Ranks share the lanes, so that a step is the same on any number of them; the first one looks at dev and writes.
     """
     settings, title, begin, hardware = task.settings, task.title, task.begin, execution.hardware
-    device, ranks = hardware.prepare(together=True), hardware.ranks
+    device, ranks = hardware.prepare(all_ranks=True), hardware.ranks
     streams = Streams(
-        task.train, settings.batch_size, settings.segment_length, settings.seed, ranks.share(settings.batch_size)
+        task.train, settings.batch_size, settings.segment_length, settings.seed, ranks.own_lanes(settings.batch_size)
     )
     replica = Replica(task.model, task.loss, device, hardware)
     optimiser = make_optimiser(settings.optimiser, replica.model)
@@ -86,16 +86,18 @@ def train(task: TrainingTask, directory: Path, execution: Execution) -> checkpoi
         with autocast(device, bf16=settings.bf16):
             return _accumulate(replica.loss, streams.batch(step).to(device), memories, settings, replica.part)
 
-    if ranks.many:
+    if ranks.distributed:
         # DDP settles the order in which it adds up gradients after a first pass. One that does not count comes before
         # all that do: the first step after a resume would be rounded otherwise.
         gradients(begin, [])
         optimiser.zero_grad(set_to_none=True)
     torch.manual_seed(settings.seed + 1 + ranks.rank)  # of the dropout; the parameters were drawn before
     progress, memory = checkpoint.load(directory, replica.model, optimiser, device, begin, ranks)
-    ranks.same(progress.step, "checkpoints", "run the same command again when all machines see the same files")
+    ranks.refuse_unless_equal(
+        progress.step, "checkpoints", "run the same command again when all machines see the same files"
+    )
     memories = _in_parts(memory, settings)
-    log = RunLog(directory, progress.step, tensorboard=execution.tensorboard) if ranks.first else None
+    log = RunLog(directory, progress.step, tensorboard=execution.tensorboard) if ranks.is_first else None
     tokens_per_step = settings.batch_size * settings.segment_length
     saved = logged = time.monotonic()
     logged_step, save_seconds, speed = progress.step, 0.0, 0.0
@@ -108,9 +110,9 @@ def train(task: TrainingTask, directory: Path, execution: Execution) -> checkpoi
                 memories = []
             own_loss, memories = gradients(progress.step, memories)
             wait = max(CHECKPOINT_SECONDS, 20 * save_seconds)  # saving takes at most a twentieth of the time
-            due = ranks.first and time.monotonic() - saved > wait  # clocks differ: one decides for all
+            due = ranks.is_first and time.monotonic() - saved > wait  # clocks differ: one decides for all
             summed, to_save = ranks.sum(own_loss, due)
-            train_loss = summed / ranks.count
+            train_loss = summed / ranks.world_size
             norm = whole(nn.utils.clip_grad_norm_(replica.model.parameters(), settings.optimiser.clip))
             if not math.isfinite(train_loss) or not torch.isfinite(norm):
                 raise InputError(
@@ -123,7 +125,7 @@ def train(task: TrainingTask, directory: Path, execution: Execution) -> checkpoi
             shown.advance()
             if progress.step == task.keep:
                 with replica.whole() as now_whole:
-                    if ranks.first:
+                    if ranks.is_first:
                         checkpoint.save_tensors(directory / KEPT, now_whole.state_dict())
 
             now = time.monotonic()
@@ -135,12 +137,12 @@ def train(task: TrainingTask, directory: Path, execution: Execution) -> checkpoi
                     log.write(progress.step, loss=train_loss, learning_rate=rate, tokens_per_second=round(speed))
             if last or progress.step % settings.evaluate_every == 0:
                 with replica.whole() as now_whole:
-                    found = ranks.tell(task.dev_loss() if ranks.first else None)
+                    found = ranks.broadcast(task.dev_loss() if ranks.is_first else None)
                     if log is not None:
                         log.write(progress.step, dev_loss=found)
                     if progress.best_dev is None or found < progress.best_dev:
                         progress.best_dev, progress.best_step = found, progress.step
-                        if ranks.first:
+                        if ranks.is_first:
                             checkpoint.save_tensors(directory / BEST, now_whole.state_dict())
             dev = "" if progress.best_dev is None else f", dev {progress.best_dev:.3f}"
             shown.say(f"loss {train_loss:.3f}{dev}, {speed:,.0f} tokens/s")

@@ -38,10 +38,10 @@ class Replica:
         )
         self.model = step.model
         if self._sharded:
-            shard(step, device, self._ranks.count)
+            shard(step, device, self._ranks.world_size)
         else:
             step.to(device)
-        together = self._ranks.many and not self._sharded
+        together = self._ranks.distributed and not self._sharded
         self.loss = DistributedDataParallel(step, gradient_as_bucket_view=True) if together else step
 
     def part(self) -> AbstractContextManager:
@@ -58,9 +58,9 @@ class Replica:
             own = self._whole.state_dict()
             for name, tensor in self.model.state_dict().items():
                 full = whole(tensor)
-                if self._ranks.first:
+                if self._ranks.is_first:
                     own[name].copy_(full)
-            self._whole.to(self._device if self._ranks.first else "cpu")
+            self._whole.to(self._device if self._ranks.is_first else "cpu")
         yield self._whole
         if self._sharded:
             self._whole.to("cpu")

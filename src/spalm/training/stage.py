@@ -17,16 +17,16 @@ def training_stage(
 ) -> None:
     """Has the first rank make a stage; the others do not look at the folder, but are told whether there is work."""
     ranks, remedy = execution.hardware.ranks, "start all with the same command, on the same files"
-    ranks.same({"settings": stage.settings, **stage.parents}, f"data for {directory.name}", remedy)
+    ranks.refuse_unless_equal({"settings": stage.settings, **stage.parents}, f"data for {directory.name}", remedy)
 
     def fill_together(draft: Draft) -> tuple[dict[str, Any], list[str]]:
         draft.scratch(FOLDER)
-        ranks.tell("there is work")
+        ranks.broadcast("there is work")
         return make(draft.directory)
 
-    if ranks.first:
+    if ranks.is_first:
         stage.make(directory, fill_together, restart=execution.restart)
-        ranks.tell(None)
+        ranks.broadcast(None)
     else:
-        while ranks.tell():
+        while ranks.broadcast():
             make(directory)

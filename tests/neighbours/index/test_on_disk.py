@@ -97,8 +97,8 @@ class Stopping:
     def __getattr__(self, name: str):
         return getattr(LOCAL, name)
 
-    def each(self, *about):
-        for number, done in enumerate(LOCAL.each(*about), 1):
+    def run_parts(self, *arguments, **options):
+        for number, done in enumerate(LOCAL.run_parts(*arguments, **options), 1):
             yield done
             if number == self._after:
                 raise Stopped

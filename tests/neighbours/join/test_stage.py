@@ -24,7 +24,6 @@ from spalm.neighbours import (
     NeighbourTable,
     find_neighbours,
     nearest,
-    parse_size,
 )
 from spalm.neighbours.exclusion import STRANGER, Askers
 from spalm.neighbours.join.cost import refuse_unless_it_fits
@@ -120,17 +119,6 @@ def test_an_empty_memory_is_told(encoder, corpus, tmp_path):
     empty = open_memory(tmp_path / "empty", encoder, MemorySettings(), corpus.split("train"))
     with pytest.raises(InputError, match="remembers nothing"):
         find_neighbours(empty, encoder, corpus, NeighbourSettings(), tmp_path / "neighbours", BUDGET)
-
-
-@pytest.mark.parametrize(("text", "size"), [("4G", 4 << 30), ("512M", 512 << 20), ("1.5GiB", 3 << 29), ("99", 99)])
-def test_sizes_are_read(text, size):
-    assert parse_size(text) == size
-
-
-@pytest.mark.parametrize("text", ["", "four", "4X", "-1G"])
-def test_what_is_no_size_is_told(text):
-    with pytest.raises(InputError, match=r"--ram .*not a size"):
-        parse_size(text)
 
 
 def test_too_little_memory_or_disk_is_told(tmp_path):

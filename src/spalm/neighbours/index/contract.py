@@ -45,7 +45,7 @@ class Index(Protocol):
 
 def build_index(kind: Kind, entries: Entries, seed: int, folder: Path, engine: Engine = LOCAL) -> Index:
     """`folder`: for what is too large for memory, until it is saved; work that was begun there goes on."""
-    if engine.own_processes and kind != "disk":
+    if engine.separate_processes and kind != "disk":
         raise InputError(f"--kind {kind}: it is made here, in memory; leave out --engine, or give --kind disk")
     return _KINDS[kind].build(entries, seed, folder, engine)
 

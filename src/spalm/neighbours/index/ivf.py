@@ -16,9 +16,8 @@ from faiss.contrib.ivf_tools import add_preassigned
 from jaxtyping import Float, Int
 
 from spalm.artifact import write_atomically
-from spalm.compute import Engine, Part, ProgressCallback
+from spalm.compute import Engine, JobPart, ProgressCallback, half_of_machine_ram
 from spalm.console import bar
-from spalm.neighbours.join.cost import half_of_the_machine
 from spalm.neighbours.partitions import Partitions, partition, partition_size
 from spalm.neighbours.vectors import Vectors, sample
 from spalm.neighbours.workers import chunks, workers
@@ -59,7 +58,7 @@ class Faiss:
         partitions = learn(entries, seed, folder, engine)
         index = faiss.read_index(str(folder / TRAINED))
         with bar("fill the index", len(entries)) as shown:
-            fill(index, partitions, entries, Part(0, 0, len(entries)), shown.advance)
+            fill(index, partitions, entries, JobPart(0, 0, len(entries)), shown.advance)
         return cls(index, partitions)
 
     def add(self, ids: Int[np.ndarray, "n"], keys: Float[np.ndarray, "n width"]) -> bool:
@@ -106,8 +105,8 @@ def learn(entries: Vectors, seed: int, folder: Path, engine: Engine) -> Partitio
     """The partitions; in `folder` they are left, and beside them an index with nothing in it yet."""
     path, trained = folder / PARTITIONS, folder / TRAINED
     if not path.exists():
-        count, most = max(1, len(entries) // partition_size(len(entries), _NEIGHBOURS)), half_of_the_machine() // 2
-        with workers(engine.given) as in_parallel:
+        count, most = max(1, len(entries) // partition_size(len(entries), _NEIGHBOURS)), half_of_machine_ram() // 2
+        with workers(engine.requested_threads) as in_parallel:
             partition(entries, count, seed, lambda width: most // (4 * width), in_parallel).save(path)
     partitions = Partitions.load(path)
     if not trained.exists():
@@ -117,7 +116,9 @@ def learn(entries: Vectors, seed: int, folder: Path, engine: Engine) -> Partitio
     return partitions
 
 
-def fill(index: faiss.IndexIVF, partitions: Partitions, entries: Vectors, part: Part, told: ProgressCallback) -> None:
+def fill(
+    index: faiss.IndexIVF, partitions: Partitions, entries: Vectors, part: JobPart, told: ProgressCallback
+) -> None:
     """Puts the rows of a part into their lists."""
     for first, last in chunks(part.first, part.last, _AT_ONCE):
         vectors = partitions.space.project(entries.keys(first, last)).numpy()

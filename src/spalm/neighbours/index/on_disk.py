@@ -23,10 +23,18 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from spalm.artifact import write_atomically
-from spalm.compute import Engine, Part, ProgressCallback, SentByFields, parts, undone
+from spalm.compute import (
+    Engine,
+    JobPart,
+    ProgressCallback,
+    SentByFields,
+    half_of_machine_ram,
+    split_rows,
+    unfinished_parts,
+)
 from spalm.console import bar
 from spalm.neighbours.index.ivf import FILE, PARTITIONS, TRAINED, Faiss, empty_index, fill, learn
-from spalm.neighbours.join.cost import half_of_the_machine, refuse_unless_it_fits
+from spalm.neighbours.join.cost import refuse_unless_it_fits
 from spalm.neighbours.partitions import Partitions
 from spalm.neighbours.vectors import Vectors
 
@@ -53,14 +61,14 @@ class OnDisk(Faiss):
         refuse_unless_it_fits(folder, 2 * len(entries) * code, "the index")
         filling = Filling(entries, folder)
         rows = max(_PART, -(-len(entries) // _MOST_PARTS))
-        everything = parts(0, len(entries), rows)
-        left = undone(everything, folder)
-        at_once = max(1, min(engine.cores, half_of_the_machine() // (4 * rows * code)))
+        everything = split_rows(0, len(entries), rows)
+        left = unfinished_parts(everything, folder)
+        at_once = max(1, min(engine.cores, half_of_machine_ram() // (4 * rows * code)))
         with bar("fill the index", len(entries), len(entries) - sum(map(len, left))) as shown:
-            for _ in engine.each(filling, left, shown.advance, 1, at_once):
+            for _ in engine.run_parts(filling, left, shown.advance, threads=1, per_machine=at_once):
                 pass
         with bar("put its lists together", None):
-            return cls(_merged([folder / part.file for part in everything], folder), partitions, folder)
+            return cls(_merged([folder / part.file_name for part in everything], folder), partitions, folder)
 
     def add(self, ids: Int[np.ndarray, "n"], keys: Float[np.ndarray, "n width"]) -> bool:
         self._added.add_with_ids(self._projected(keys), np.ascontiguousarray(ids, np.int64))
@@ -138,13 +146,13 @@ class Filling(SentByFields):
     def _partitions(self) -> Partitions:
         return Partitions.load(self.folder / PARTITIONS)
 
-    def __call__(self, part: Part, told: ProgressCallback) -> None:
+    def __call__(self, part: JobPart, told: ProgressCallback) -> None:
         index = faiss.read_index(str(self.folder / TRAINED))
         fill(index, self._partitions, self.entries, part, told)
         content = faiss.VectorIOWriter()
         faiss.write_InvertedLists(index.invlists, content)
         write_atomically(
-            self.folder / part.file, faiss.vector_to_array(content.data).tobytes(), mark=secrets.token_hex(4)
+            self.folder / part.file_name, faiss.vector_to_array(content.data).tobytes(), mark=secrets.token_hex(4)
         )
 
 

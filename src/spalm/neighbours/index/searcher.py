@@ -195,14 +195,14 @@ def make_searcher(
     if not len(entries):
         raise InputError(f"{memory.directory} remembers nothing; add documents with `spalm remember`")
     directory.mkdir(parents=True, exist_ok=True)
-    with only_writer(directory), workers(engine.given) as in_parallel:
+    with only_writer(directory), workers(engine.requested_threads) as in_parallel:
         work = _work(directory, memory, seed)
         for folder in (work, memory.directory):
             engine.refuse_unless_shared(folder)
         try:
             index = build_index(kind, entries, seed, work, engine)
         except RuntimeError as error:
-            raise OSError(errno.EIO, f"the index could not be made ({_first_line(error)})", str(directory)) from None
+            raise OSError(errno.EIO, f"the index could not be made ({_last_line(error)})", str(directory)) from None
         upto = 0 if kind == "exact" else int(entries.ids(np.array(len(entries) - 1))) + 1
         searcher = Searcher(memory, index, upto, in_parallel)
         index.effort = 1
@@ -238,12 +238,12 @@ def _save(index: Index, description: Description, directory: Path) -> None:
     try:
         index.save(directory)
     except RuntimeError as error:
-        raise OSError(errno.EIO, f"the index could not be written ({_first_line(error)})", str(directory)) from None
+        raise OSError(errno.EIO, f"the index could not be written ({_last_line(error)})", str(directory)) from None
     write_json(directory / DESCRIPTION, asdict(description))
 
 
-def _first_line(error: RuntimeError) -> str:
-    """faiss tells where in its source it happened, too."""
+def _last_line(error: RuntimeError) -> str:
+    """Returns the last line of a message of faiss: those before it name a place in its source."""
     return str(error).strip().splitlines()[-1]
 
 

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float, Int
 
 from spalm.artifact import write_atomically
-from spalm.compute import Engine, Part, ProgressCallback, SentByFields, parts, undone
+from spalm.compute import Engine, JobPart, ProgressCallback, SentByFields, split_rows, unfinished_parts
 from spalm.neighbours.partitions import Partitions
 from spalm.neighbours.vectors import Vectors
 from spalm.neighbours.workers import chunks
@@ -49,16 +49,16 @@ class Unordered(SentByFields):
     def assign(self, engine: Engine, at_once: int, told: ProgressCallback) -> None:
         """Makes the files that are not there yet; `told` hears of those that are, too."""
         self.folder.mkdir(exist_ok=True)
-        everything = parts(0, len(self.vectors), PART)
-        left = undone(everything, self.folder)
+        everything = split_rows(0, len(self.vectors), PART)
+        left = unfinished_parts(everything, self.folder)
         told(len(self.vectors) - sum(map(len, left)))
-        for _ in engine.each(self, left, told, 1, at_once):
+        for _ in engine.run_parts(self, left, told, threads=1, per_machine=at_once):
             pass
 
-    def __call__(self, part: Part, told: ProgressCallback) -> None:  # noqa: ARG002
+    def __call__(self, part: JobPart, told: ProgressCallback) -> None:  # noqa: ARG002
         pieces = [self._assigned(*rows) for rows in chunks(part.first, part.last, _AT_ONCE)]
         content = b"".join(piece.tobytes() for column in zip(*pieces) for piece in column)
-        write_atomically(self.folder / part.file, content, mark=f".{secrets.token_hex(4)}", sync=False)
+        write_atomically(self.folder / part.file_name, content, mark=f".{secrets.token_hex(4)}", sync=False)
 
     def _assigned(self, first: int, last: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         vectors = self.partitions.space.project(self.vectors.keys(first, last))
@@ -73,7 +73,9 @@ class Unordered(SentByFields):
             columns = ("<i4", 0, 1), ("<f4", 4 * len(part), 1), ("<f2", 8 * len(part), self._scanned)
             for into, (dtype, offset, width) in zip(found, columns):
                 size = width * np.dtype(dtype).itemsize
-                read = np.fromfile(self.folder / part.file, dtype, (end - begin) * width, offset=offset + begin * size)
+                read = np.fromfile(
+                    self.folder / part.file_name, dtype, (end - begin) * width, offset=offset + begin * size
+                )
                 into.append(read.reshape(end - begin, *into[0].shape[1:]))
         return Assigned(*map(np.concatenate, found))
 
@@ -81,10 +83,10 @@ class Unordered(SentByFields):
         """How many of the first `rows` belong to each partition."""
         count = np.zeros(len(self.partitions), np.int64)
         for part, begin, end in self._overlaps(0, rows):
-            member = np.fromfile(self.folder / part.file, "<i4", end - begin, offset=4 * begin)
+            member = np.fromfile(self.folder / part.file_name, "<i4", end - begin, offset=4 * begin)
             count += np.bincount(member, minlength=len(self.partitions))
         return count
 
-    def _overlaps(self, first: int, last: int) -> Iterator[tuple[Part, int, int]]:
-        for part in parts(0, len(self.vectors), PART)[first // PART : -(-last // PART)]:
+    def _overlaps(self, first: int, last: int) -> Iterator[tuple[JobPart, int, int]]:
+        for part in split_rows(0, len(self.vectors), PART)[first // PART : -(-last // PART)]:
             yield part, max(first, part.first) - part.first, min(last, part.last) - part.first

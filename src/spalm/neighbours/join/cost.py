@@ -1,7 +1,5 @@
 """What a bulk join may use and will cost: memory, disk, time."""
 
-import os
-import re
 import shutil
 import time
 from dataclasses import dataclass
@@ -9,10 +7,9 @@ from pathlib import Path
 
 import torch
 
-from spalm.compute import Engine
+from spalm.compute import Engine, half_of_machine_ram
 from spalm.errors import InputError
 
-_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _LEAST_RAM = 512 << 20
 _MOST_QUERIES = 250_000
 """Queries of a block: more of them share a visit to a partition, fewer are lost by a kill."""
@@ -24,23 +21,6 @@ _PRODUCTS = 0.5
 """The part of it that faster products shorten."""
 GROWTH = 0.15
 """How much more than proportionally to the keys the work grows."""
-
-
-def parse_size(text: str, option: str = "--ram") -> int:
-    """Bytes from 4G, 512M, 1.5T."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([KMGT]?)i?B?", text.strip(), re.IGNORECASE)
-    size = int(float(found[1]) * _UNITS[found[2].upper()]) if found else 0
-    if not size:
-        raise InputError(f"{option} {text}: not a size; give something like 4G or 800M")
-    return size
-
-
-def ram_of_the_machine() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
-def half_of_the_machine() -> int:
-    return ram_of_the_machine() // 2
 
 
 @dataclass(frozen=True)
@@ -55,9 +35,11 @@ class Budget:
     @classmethod
     def of(cls, ram: int | None, engine: Engine) -> "Budget":
         """By default, half of this machine's memory, and as many of a machine's cores as that is enough for."""
-        ram = half_of_the_machine() if ram is None else ram
-        enough = engine.cores if engine.given == engine.cores else max(1, min(engine.cores, ram // _LEAST_RAM))
-        return cls(ram, enough, engine.own_processes)
+        ram = half_of_machine_ram() if ram is None else ram
+        workers = (
+            engine.cores if engine.requested_threads == engine.cores else max(1, min(engine.cores, ram // _LEAST_RAM))
+        )
+        return cls(ram, workers, engine.separate_processes)
 
     def __post_init__(self) -> None:
         least = _LEAST_RAM * self.workers

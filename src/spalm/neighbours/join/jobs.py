@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Int
 
 from spalm.artifact import write_atomically
-from spalm.compute import Part, ProgressCallback, SentByFields
+from spalm.compute import JobPart, ProgressCallback, SentByFields
 from spalm.errors import InputError
 from spalm.neighbours.exclusion import Exclusion
 from spalm.neighbours.join.join import Found, Join, Plan, Queries
@@ -68,19 +68,19 @@ class Answering(SentByFields):
     def join(self) -> Join:
         return Join(self.sides.keys, self.sides.queries, self.plan, self.exclusion)
 
-    def __call__(self, part: Part, told: ProgressCallback) -> str:  # noqa: ARG002
+    def __call__(self, part: JobPart, told: ProgressCallback) -> str:  # noqa: ARG002
         """Returns the digest of the answer. Doing it again changes nothing."""
         positions, found = self.join.block(part.first, part.last)
         content = b"".join(
             np.ascontiguousarray(array, dtype).tobytes()
             for array, dtype in ((positions, "<i8"), (found.ids, "<i8"), (found.distances, "<f4"))
         )
-        write_atomically(self.folder / part.file, content, mark=f".{secrets.token_hex(4)}", sync=False)
+        write_atomically(self.folder / part.file_name, content, mark=f".{secrets.token_hex(4)}", sync=False)
         return hashlib.sha256(content).hexdigest()
 
-    def collect(self, part: Part, digest: str) -> tuple[Int[np.ndarray, "queries"], Found]:
+    def collect(self, part: JobPart, digest: str) -> tuple[Int[np.ndarray, "queries"], Found]:
         """The positions and neighbours of a block that was answered; its file is not needed any more."""
-        path, neighbours = self.folder / part.file, self.plan.neighbours
+        path, neighbours = self.folder / part.file_name, self.plan.neighbours
         content = path.read_bytes()
         if hashlib.sha256(content).hexdigest() != digest:
             raise InputError(f"{path} is not what a worker wrote there; look at the storage, then run again")

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from spalm.artifact import write_atomically
-from spalm.compute import Engine, Part, ProgressCallback, SentByFields, parts, undone
+from spalm.compute import Engine, JobPart, ProgressCallback, SentByFields, split_rows, unfinished_parts
 from spalm.console import bar
 from spalm.corpus import TokenSplit
 from spalm.memory import Encoder, Memory
@@ -35,7 +35,7 @@ class Encoded:
         while start < stop:
             number, row = divmod(start, self.size)
             rows = min(stop - start, self.size - row)
-            path, numbers = self.folder / Part(number, 0, 0).file, rows * self.width
+            path, numbers = self.folder / JobPart(number, 0, 0).file_name, rows * self.width
             found.append(np.fromfile(path, "<f2", numbers, offset=2 * self.width * row).reshape(rows, self.width))
             start += rows
         return np.concatenate(found)
@@ -52,10 +52,12 @@ def encode(encoder: Encoder, memory: Memory, text: TokenSplit, folder: Path, eng
     folder.mkdir(exist_ok=True)
     stride = encoder.reading.stride
     size = stride * max(1, _ENCODED // stride)
-    everything = parts(0, len(text), size)
-    left = undone(everything, folder)
+    everything = split_rows(0, len(text), size)
+    left = unfinished_parts(everything, folder)
     with bar(f"encode {text.split}", len(text), len(text) - sum(map(len, left))) as shown:
-        for _ in engine.each(_Encoding(encoder, memory, text, folder), left, shown.advance, engine.threads):
+        for _ in engine.run_parts(
+            _Encoding(encoder, memory, text, folder), left, shown.advance, threads=engine.threads
+        ):
             pass
     return Encoded(folder, len(text), memory.width, size)
 
@@ -71,6 +73,6 @@ class _Encoding(SentByFields):
     def gpus(self) -> int:
         return self.encoder.gpus
 
-    def __call__(self, part: Part, told: ProgressCallback) -> None:
+    def __call__(self, part: JobPart, told: ProgressCallback) -> None:
         keys = self.encoder.keys(self.text, part.first, part.last, self.memory.keys_of, self.memory.width, told)
-        write_atomically(self.folder / part.file, keys.tobytes(), mark=f".{secrets.token_hex(4)}")
+        write_atomically(self.folder / part.file_name, keys.tobytes(), mark=f".{secrets.token_hex(4)}")

@@ -16,7 +16,7 @@ import numpy as np
 from pydantic import Field
 
 from spalm.artifact import TEMPORARY, Draft, Stage, write_json
-from spalm.compute import LOCAL, Engine, Execution, Part, cores_here, give_back_freed_memory
+from spalm.compute import LOCAL, Engine, Execution, JobPart, available_cores, release_freed_memory
 from spalm.console import bar, say
 from spalm.corpus import SPLITS, Corpus, TokenSplit
 from spalm.errors import InputError
@@ -144,12 +144,12 @@ class Bulk:
     @property
     def slots(self) -> int:
         """Workers of all machines."""
-        return max(1, self.engine.slots * self.budget.workers // self.engine.cores)
+        return max(1, self.engine.total_cores * self.budget.workers // self.engine.cores)
 
     @property
     def _threads_here(self) -> int:
         """For what is not the engine's to do."""
-        return min(self.budget.workers, cores_here())
+        return min(self.budget.workers, available_cores())
 
     def announce(self, own: int, others: int = 0) -> None:
         """Says what `own` entries and `others` that ask are going to cost, and refuses what does not fit."""
@@ -170,7 +170,7 @@ class Bulk:
         with workers(self._threads_here) as in_parallel:
             self.partitions = self._partitions(in_parallel)
             self._put_in_order(self.entries, "keys", in_parallel)
-        give_back_freed_memory()
+        release_freed_memory()
 
     @property
     def facts(self) -> dict[str, int]:
@@ -203,13 +203,13 @@ class Bulk:
             plan, blocks = self._plan(sides, count, exclusion, judge)
         table = _Table(self.folder, name, positions, count, id_dtype(last_id))
         table.make()
-        give_back_freed_memory()
+        release_freed_memory()
         self._work_through(name, Answering(sides, plan, exclusion), table, blocks)
         ids, distances = table.open()
         judged = sides.queries.positions(judge.rows)
         return Answered(ids, distances, plan, judge.recall(Found(ids[judged], distances[judged])), len(judged))
 
-    def _plan(self, sides: Sides, count: int, exclusion: Exclusion, judge: Judge) -> tuple[Plan, list[Part]]:
+    def _plan(self, sides: Sides, count: int, exclusion: Exclusion, judge: Judge) -> tuple[Plan, list[JobPart]]:
         """How far to look, and in which blocks: decided once, so that a run that goes on is the same run."""
         name, asked = sides.name, sides.queries
         path = self.work / f"{name}.plan.json"
@@ -223,9 +223,9 @@ class Bulk:
             blocks = chunks(0, len(asked.ordered), min(room, fair))
             write_json(path, {"plan": asdict(tuned.plan), "blocks": blocks})
         stored = json.loads(path.read_text())
-        return Plan(**stored["plan"]), [Part(number, *block) for number, block in enumerate(stored["blocks"])]
+        return Plan(**stored["plan"]), [JobPart(number, *block) for number, block in enumerate(stored["blocks"])]
 
-    def _work_through(self, name: str, answering: Answering, table: "_Table", blocks: list[Part]) -> None:
+    def _work_through(self, name: str, answering: Answering, table: "_Table", blocks: list[JobPart]) -> None:
         """Has the engine answer the blocks that are not answered yet, and puts each into the table."""
         path = self.work / f"{name}.done.json"
         stored = json.loads(path.read_text()) if path.exists() else {}
@@ -235,7 +235,9 @@ class Bulk:
         total = sum(map(len, blocks))
         with bar(f"neighbours of {name}", total, total - sum(map(len, left))) as shown:
             shown.say(f"{answering.plan.neighbours} each, reach {answering.plan.reach:.2f}")
-            for block, digest in self.engine.each(answering, left, shown.advance, 1, self.budget.workers):
+            for block, digest in self.engine.run_parts(
+                answering, left, shown.advance, threads=1, per_machine=self.budget.workers
+            ):
                 table.write(*answering.collect(block, digest))
                 done.append(block.number)
                 write_json(path, {"done": sorted(done), "boot": boot()})
