@@ -1,9 +1,12 @@
-"""The house: who may import whom, what the core needs, and that recipes and README tell the truth."""
+"""The house: which room may import which, how large its parts may be, what the core needs, and that recipes and README
+tell the truth."""
 
 import ast
+import json
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,41 +18,189 @@ from spalm.semiparametric import Spalm
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "spalm"
-GROUND = {"artifact", "console", "errors", "openmp", "settings"}
-FOLDERS = sorted(path.name for path in PACKAGE.iterdir() if (path / "__init__.py").exists() and path.name != "cli")
+GROUND_FLOOR = ["errors", "settings", "console", "artifact"]
+"""Modules that every room may import; among themselves they follow the same rule."""
+ROOMS = [
+    "corpus",
+    "compute",
+    "training",
+    "lm",
+    "memory",
+    "neighbours",
+    "semiparametric",
+    "runs",
+    "attachment",
+    "generation",
+    "server",
+    "study",
+    "planning",
+    "cli",
+]
+"""The rooms in the order of the data: a room imports only from itself and from those before it."""
+FRONT_DOOR = ["__init__", "api"]
+"""The public API: it sees every room but the command line."""
+FOREIGN_NAMES = {
+    *("util", "utils", "common", "helper", "helpers", "misc"),
+    *("fast", "legible", "spelling", "following", "within", "best", "ordered", "opened", "writing", "desk", "letters"),
+    *("asking", "assigning", "answering", "bulk"),
+}
+"""File names that do not say what is in the file."""
+MODULES = sorted(PACKAGE.rglob("*.py"))
 RECIPES = sorted(path.stem for path in recipe_folder().glob("*.yaml"))
+MOST_PARAMETERS, MOST_LINES, MOST_MODULES = 6, 350, 12
 
 
 def imported(path: Path) -> set[str]:
-    """The parts of spalm that a file imports, by their first name."""
+    """Returns the parts of spalm that a file imports anywhere, also inside functions, by their first name."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom) and node.module == "spalm":
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("spalm."):
-            found.add(node.module.split(".")[1])
+        if isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{path}: relative import"
+            if node.module == "spalm":
+                found |= {alias.name for alias in node.names}
+            elif (node.module or "").startswith("spalm."):
+                found.add(node.module.split(".")[1])
         elif isinstance(node, ast.Import):
             found |= {alias.name.split(".")[1] for alias in node.names if alias.name.startswith("spalm.")}
-    return found
+    return found - {"__version__"}
 
 
-@pytest.mark.parametrize("folder", FOLDERS)
-def test_a_folder_imports_only_from_the_folders_before_it(folder):
-    allowed = GROUND | {other for other in FOLDERS if other <= folder}
-    for path in (PACKAGE / folder).rglob("*.py"):
-        assert imported(path) <= allowed, path
+def named(path: Path) -> str:
+    return str(path.relative_to(PACKAGE))
 
 
-def test_the_ground_floor_stands_on_itself():
-    for name in GROUND:
-        assert imported(PACKAGE / f"{name}.py") <= GROUND
+def test_every_room_is_in_the_list():
+    folders = {path.name for path in PACKAGE.iterdir() if any(path.glob("*.py"))}
+    assert folders == set(ROOMS)
+    assert {path.stem for path in PACKAGE.glob("*.py")} == {*GROUND_FLOOR, *FRONT_DOOR, "__main__"}
 
 
-def test_import_needs_only_the_core():
+@pytest.mark.parametrize("room", [*GROUND_FLOOR, *ROOMS])
+def test_a_room_imports_only_from_itself_and_from_rooms_before_it(room):
+    order = [*GROUND_FLOOR, *ROOMS]
+    allowed = {*order[: order.index(room) + 1], *(FRONT_DOOR if room == "cli" else [])}
+    files = [PACKAGE / f"{room}.py"] if room in GROUND_FLOOR else (PACKAGE / room).rglob("*.py")
+    wrong = {named(path): imported(path) - allowed for path in files}
+    assert not {path: names for path, names in wrong.items() if names}
+
+
+@pytest.mark.parametrize("module", FRONT_DOOR)
+def test_the_front_door_does_not_need_the_command_line(module):
+    assert "cli" not in imported(PACKAGE / f"{module}.py")
+
+
+def _functions(path: Path) -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef, bool]]:
+    """Yields the functions of a file: name, node, and whether it is a method."""
+
+    def walk(node: ast.AST, prefix: str, in_class: bool) -> Iterator:
+        for child in ast.iter_child_nodes(node):
+            name = f"{prefix}{getattr(child, 'name', '')}"
+            if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
+                yield name, child, in_class
+            is_scope = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+            inside = isinstance(child, ast.ClassDef) if is_scope else in_class
+            yield from walk(child, f"{name}." if is_scope else prefix, inside)
+
+    yield from walk(ast.parse(path.read_text()), "", in_class=False)
+
+
+def _decorators(function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
+    return [ast.unparse(decorator) for decorator in function.decorator_list]
+
+
+def _parameters(function: ast.FunctionDef | ast.AsyncFunctionDef, method: bool) -> int:
+    arguments = function.args
+    count = len(arguments.posonlyargs) + len(arguments.args) + len(arguments.kwonlyargs)
+    count += (arguments.vararg is not None) + (arguments.kwarg is not None)
+    return count - (method and "staticmethod" not in _decorators(function))
+
+
+def test_no_function_has_more_than_six_parameters():
+    """The verbs of the command line and compiled kernels are excepted."""
+    excepted = re.compile(r"^_?compiled\b|\bn?jit\b")
+    found = {
+        f"{named(path)}:{function.lineno} {name}": _parameters(function, method)
+        for path in MODULES
+        if path.parent.name != "cli"
+        for name, function, method in _functions(path)
+        if not any(excepted.search(decorator) for decorator in _decorators(function))
+    }
+    assert not {where: count for where, count in found.items() if count > MOST_PARAMETERS}
+
+
+def test_no_module_is_too_long():
+    lengths = {named(path): len(path.read_text().splitlines()) for path in MODULES}
+    assert not {path: length for path, length in lengths.items() if length > MOST_LINES}
+
+
+def test_no_folder_has_too_many_modules():
+    folders = {path.parent for path in MODULES}
+    counts = {named(folder): sum(path.stem != "__init__" for path in folder.glob("*.py")) for folder in folders}
+    assert not {folder: count for folder, count in counts.items() if count > MOST_MODULES}
+
+
+def test_the_words_are_the_fields():
+    found = [
+        f"{named(path)}:{number}: {line.strip()}"
+        for path in PACKAGE.rglob("*")
+        if path.suffix in {".py", ".html", ".js", ".css", ".yaml"}
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if re.search(r"kitchen|\bdesk\b|shelf", line, re.IGNORECASE)
+    ]
+    assert not found
+
+
+def test_file_names_say_what_is_in_them():
+    assert not [named(path) for path in MODULES if path.stem.strip("_") in FOREIGN_NAMES]
+    assert not [named(path) for path in (PACKAGE / "server").rglob("keys.py")], "authentication is auth.py"
+
+
+def test_no_test_imports_another_test():
+    for path in (ROOT / "tests").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            assert not [name for name in names if name.split(".")[0] in {"tests", "conftest"} or "test_" in name], path
+
+
+def test_tests_mirror_the_rooms():
+    folders = {path.name for path in (ROOT / "tests").iterdir() if any(path.rglob("test_*.py")) and path.is_dir()}
+    assert folders <= {*ROOMS, "compatibility"}
+
+
+def modules_after(code: str, *arguments: object) -> set[str]:
+    """Returns the top-level names of the modules that a new Python has loaded after running some code."""
+    command = [sys.executable, "-c", f"{code}\nimport json, sys; print(json.dumps(sorted(sys.modules)))"]
+    found = subprocess.run([*command, *map(str, arguments)], capture_output=True, text=True)
+    assert found.returncode == 0, found.stderr
+    return {name.split(".")[0] for name in json.loads(found.stdout.splitlines()[-1])}
+
+
+def test_import_is_light():
+    heavy = {"torch", "numpy", "pydantic", "typer", "rich", "faiss", "numba", "scipy", "matplotlib", "fastapi"}
+    optional = {"tensorboard", "transformers", "ray", "scann"}
+    found = modules_after("import spalm; dir(spalm); spalm.__version__")
+    assert not found & (heavy | optional)
+    assert len(found - modules_after("")) < 20, found
+
+
+def test_the_command_line_needs_only_the_core():
     """No optional package is imported by importing everything that the command line does."""
-    optional = ["tensorboard", "pytest", "hypothesis", "transformers", "ray", "scann"]
-    code = f"import sys, spalm.cli; print([name for name in {optional} if name in sys.modules])"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"
+    optional = {"tensorboard", "pytest", "hypothesis", "transformers", "ray", "scann"}
+    assert not modules_after("import spalm.cli") & optional
+
+
+def test_generating_imports_no_web_server(attached_folder):
+    code = (
+        "import sys, torch; torch.set_num_threads(1)\n"
+        "from spalm.cli import app\n"
+        "app(['generate', sys.argv[1], 'ka1 lo2', '--max-tokens', '1'], standalone_mode=False)"
+    )
+    assert not modules_after(code, attached_folder) & {"fastapi", "uvicorn", "starlette"}
+
+
+def test_types_are_shipped():
+    assert (PACKAGE / "py.typed").is_file()
 
 
 @pytest.mark.parametrize("name", RECIPES)
