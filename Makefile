@@ -1,5 +1,6 @@
 # make demo    set up, then train and compare the models on the standard library of this Python, and write a report
-# make test    set up, then lint and run the tests
+# make check   set up, then lint, check the types and run the quick tests: within two minutes on two cores
+# make test    set up, then lint, check the types and run every test: within nine minutes on two cores
 # make docs    set up, then build the site in site/, strictly and without a network
 # make bench   run every benchmark; each writes runs/bench/NAME.json
 
@@ -9,7 +10,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 BENCHMARKS := attach training neighbours spalm ray disk plan
 
-.PHONY: setup demo test lint docs bench $(addprefix bench-,$(BENCHMARKS)) clean
+.PHONY: setup demo lint quick-tests all-tests check test docs bench $(addprefix bench-,$(BENCHMARKS)) clean
 
 setup: $(READY)
 
@@ -27,9 +28,19 @@ demo: $(READY)
 lint: $(READY)
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
+	$(BIN)/pyright
 
-test: lint
+quick-tests: $(READY)
+	$(BIN)/python -m pytest -m "not slow" $(ARGS)
+
+all-tests: $(READY)
 	$(BIN)/python -m pytest $(ARGS)
+
+check: $(READY)
+	@$(MAKE) --no-print-directory -j2 lint quick-tests
+
+test: $(READY)
+	@$(MAKE) --no-print-directory -j2 lint all-tests
 
 docs: $(READY)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
