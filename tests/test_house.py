@@ -18,7 +18,7 @@ from spalm.semiparametric import Spalm
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "spalm"
-GROUND_FLOOR = ["errors", "settings", "console", "artifact"]
+GROUND_FLOOR = ["errors", "settings", "console", "artifact", "openmp"]
 """Modules that every room may import; among themselves they follow the same rule."""
 ROOMS = [
     "corpus",
