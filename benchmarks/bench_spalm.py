@@ -25,7 +25,7 @@ from spalm.neighbours import NeighbourTable
 from spalm.neighbours.table import KIND, VERSION
 from spalm.runs.recipe import Recipe, Run, read_recipe
 from spalm.semiparametric import Retriever, Spalm
-from spalm.semiparametric.training import segment_loss as spalm_loss
+from spalm.semiparametric.training import spalm_segment_loss
 from spalm.training.optimiser import make_optimiser
 
 ROUNDS, STEPS = 15, 4
@@ -103,7 +103,9 @@ def main() -> None:
     retriever = Retriever(table, "train", gate.neighbours)
     both = [
         Steps(plain, lambda batch, memory: segment_loss(plain, length, batch, memory), streams, recipe),
-        Steps(spalm, lambda batch, memory: spalm_loss(spalm, retriever, length, batch, memory), streams, recipe),
+        Steps(
+            spalm, lambda batch, memory: spalm_segment_loss(spalm, retriever, length, batch, memory), streams, recipe
+        ),
     ]
     for each in both:
         each.seconds(2)  # the first steps allocate

@@ -10,13 +10,13 @@ import torch
 from spalm.artifact import read_json
 from spalm.attachment import Attached, AttachSettings, attach, score_files
 from spalm.attachment import attach as attaching
-from spalm.attachment.attach import ExampleSets, carried_on, mixed, perplexity
-from spalm.attachment.dynamic import own_past, together
-from spalm.attachment.policy import ALWAYS, PolicySettings, learn_policy, threshold
+from spalm.attachment.attach import ExampleSets, advance_unsearched, mixed, perplexity
+from spalm.attachment.dynamic import merge_nearest, nearest_in_past
+from spalm.attachment.policy import ALWAYS, PolicySettings, learn_policy
 from spalm.compute import Hardware
 from spalm.errors import InputError
 from spalm.memory import source_of_split
-from spalm.semiparametric import Plain, Retrieved, look_up
+from spalm.semiparametric import PlainCombiner, Retrieved, look_up
 from support.facts import write_documents
 
 CPU = Hardware("cpu", 1)
@@ -68,7 +68,7 @@ def test_figures_are_those_of_the_model_itself_and_of_the_combiner_over_the_whol
 def test_without_neighbours_the_combiners_are_the_model(attached, lessons):
     hidden = lessons.test.said.hidden[:5]
     nothing = Retrieved(torch.zeros(5, 0, dtype=torch.long), torch.zeros(5, 0), torch.zeros(5, 0, dtype=torch.long))
-    plain = Plain().combine(attached.base.model, hidden, nothing).log_probabilities
+    plain = PlainCombiner().combine(attached.base.model, hidden, nothing).log_probabilities
     for combiner in attached.combiners.values():
         torch.testing.assert_close(combiner.combine(attached.base.model, hidden, nothing).log_probabilities, plain)
 
@@ -78,12 +78,12 @@ def test_training_positions_do_not_see_their_own_document_and_dev_sees_no_held_o
     first = attached.memory.first_id(source_of_split(attached.corpus, "train"))
     held = entries.documents_held
     for lesson in (lessons.train, lessons.dev, lessons.test):
-        ids = lesson.retrieved.ids[lesson.retrieved.there].numpy()
+        ids = lesson.retrieved.ids[lesson.retrieved.present].numpy()
         assert first <= ids.min() <= ids.max() < first + len(train)
     rows = attaching._pieces(entries.first_row(first + len(train)), attached.settings)
     own = held.index_of(entries.ids(rows))
     for lesson in (lessons.train, lessons.moved):
-        found, there = lesson.retrieved.ids.numpy(), lesson.retrieved.there.numpy()
+        found, there = lesson.retrieved.ids.numpy(), lesson.retrieved.present.numpy()
         assert there.any()
         assert not (held.index_of(found) == own[:, None])[there].any()
     assert {*attached.corpus.split("dev").names} <= {*held.names}, "afterwards they are remembered too"
@@ -145,9 +145,9 @@ def test_a_policy_learns_where_a_search_pays(lessons):
     predicted = policy(said.hidden)
     assert torch.corrcoef(torch.stack([predicted, gains]))[0, 1] > 0.8
     for share in (0.1, 0.3, 0.7):
-        assert (predicted > threshold(predicted, share)).float().mean() == pytest.approx(share, abs=0.01)
-    assert (predicted > threshold(predicted, 1.0)).all()
-    assert not (predicted > threshold(predicted, 0.0)).any()
+        assert (predicted > search_threshold(predicted, share)).float().mean() == pytest.approx(share, abs=0.01)
+    assert (predicted > search_threshold(predicted, 1.0)).all()
+    assert not (predicted > search_threshold(predicted, 0.0)).any()
 
 
 def test_the_curve_begins_with_the_plain_model_and_ends_with_everything_searched(attached):
@@ -161,12 +161,12 @@ def test_unsearched_positions_move_on_from_the_one_before(attached, lessons):
     """Against a loop over positions, with dictionaries."""
     entries, text, lesson = attached.memory.entries(), attached.corpus.split("test"), lessons.test
     chosen = torch.from_numpy(np.random.default_rng(5).random(len(text)) < 0.3)
-    found = carried_on(lesson.retrieved, chosen, lesson.targets, text, entries)
+    found = advance_unsearched(lesson.retrieved, chosen, lesson.targets, text, entries)
     held = entries.documents_held
     have: dict[int, float] = {}
     for position in range(300):
         if chosen[position]:
-            there = lesson.retrieved.there[position]
+            there = lesson.retrieved.present[position]
             ids, distances = lesson.retrieved.ids[position][there], lesson.retrieved.distances[position][there]
             have = dict(zip(ids.tolist(), distances.tolist()))
         elif position in text.begins:
@@ -176,23 +176,23 @@ def test_unsearched_positions_move_on_from_the_one_before(attached, lessons):
             right = {id: gap for id, gap in have.items() if int(entries.tokens_of(np.array(id))) == came}
             same = {id for id in right if held.index_of(np.array(id)) == held.index_of(np.array(id + 1))}
             have = {id + 1: gap for id, gap in right.items() if id in same}
-        there = found.there[position]
+        there = found.present[position]
         assert dict(zip(found.ids[position][there].tolist(), found.distances[position][there].tolist())) == have
     looked = look_up(found.ids.numpy(), found.distances.numpy(), entries)
-    assert torch.equal(looked.tokens[found.there], found.tokens[found.there])
+    assert torch.equal(looked.tokens[found.present], found.tokens[found.present])
 
 
 @pytest.mark.parametrize("reach", [None, 4])
 def test_a_texts_own_past_is_what_a_loop_finds(reach):
     random = np.random.default_rng(2)
     keys, tokens = random.normal(size=(23, 5)).astype("<f2"), random.integers(0, 9, 23)
-    found = own_past(keys, tokens, 3, reach)
+    found = nearest_in_past(keys, tokens, 3, reach)
     for position in range(23):
         first = 0 if reach is None else max(0, position - reach)
         exact = keys.astype(float)
         gaps = {j: float(((exact[position] - exact[j]) ** 2).sum()) for j in range(first, position)}
         nearest = sorted(gaps, key=gaps.get)[:3]
-        there = found.there[position]
+        there = found.present[position]
         assert found.tokens[position][there].tolist() == [int(tokens[j]) for j in nearest]
         np.testing.assert_allclose(found.distances[position][there], [gaps[j] for j in nearest], rtol=1e-3, atol=1e-3)
 
@@ -201,7 +201,7 @@ def test_two_lists_of_neighbours_become_one():
     def retrieved(tokens, distances):
         return Retrieved(torch.tensor([tokens]), torch.tensor([distances]), torch.tensor([tokens]))
 
-    both = together(retrieved([1, 2], [0.5, 3.0]), retrieved([3, 4], [1.0, math.inf]), 3)
+    both = merge_nearest(retrieved([1, 2], [0.5, 3.0]), retrieved([3, 4], [1.0, math.inf]), 3)
     assert both.tokens.tolist() == [[1, 3, 2]]
     assert both.distances.tolist() == [[0.5, 1.0, 3.0]]
 

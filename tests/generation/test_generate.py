@@ -14,7 +14,7 @@ from spalm.generation.generate import Cited, Reader, Sampling, Span, Written, ge
 from spalm.generation.generate import _pick as pick
 from spalm.generation.model import Live, open_live
 from spalm.memory import remember
-from spalm.semiparametric import Combined, Knn, Plain, Retrieved, WithKnn, advance_neighbours
+from spalm.semiparametric import CombinedPrediction, Knn, KnnCombiner, PlainCombiner, Retrieved, advance_neighbours
 
 PROMPT = "ka1 lo3 mi4 .\nka2"
 
@@ -123,7 +123,7 @@ class Scripted:
     def predict(self, heard, last):  # noqa: ARG002
         scores = torch.full((1, self.live.tokeniser.size), -9.0)
         scores[0, self.script.pop(0)] = 0.0
-        return Combined(scores, torch.ones(1), torch.zeros(1, 0)), Retrieved.nothing(1)
+        return CombinedPrediction(scores, torch.ones(1), torch.zeros(1, 0)), Retrieved.empty(1)
 
 
 def written_of(live: Live, text: str, end: bool = False) -> list[Written]:
@@ -216,7 +216,7 @@ def planted(attached_folder, tmp_path_factory) -> tuple[Live, list[int]]:
     ids = live.tokeniser.encode([b"Zebras (quagga) = 4711; okapi? No: GNU! 99% of it @ home."])[0]
     stream = TokenStream(ids, np.array([len(ids)]), lambda: ["zoo"], live.tokeniser.start)
     remember(live.memory, live.encoder, stream, {"text": "zoo"})
-    return replace(live, combiner=WithKnn(Plain(), Knn(0.95, 0.01, 4))), ids.tolist()
+    return replace(live, combiner=KnnCombiner(PlainCombiner(), Knn(0.95, 0.01, 4))), ids.tolist()
 
 
 def test_a_text_of_one_document_is_cited_with_its_place(planted):

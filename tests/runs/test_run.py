@@ -8,7 +8,7 @@ from spalm.corpus import Streams
 from spalm.runs import mixtures
 from spalm.runs.recipe import ROWS
 from spalm.semiparametric import Retriever, SpalmSettings
-from spalm.semiparametric.training import segment_loss
+from spalm.semiparametric.training import spalm_segment_loss
 
 
 @pytest.fixture(scope="module")
@@ -97,10 +97,10 @@ def test_in_half_precision_and_compiled_it_is_nearly_the_same(run):
     spalm = run.model("spalm").load(torch.device("cpu"))
     batch = Streams(run.corpus.split("train"), 4, 16, 1).batch(3)
     retriever = Retriever(run.neighbours, "train", 4)
-    plain, _ = segment_loss(spalm, retriever, 16, batch, [])
+    plain, _ = spalm_segment_loss(spalm, retriever, 16, batch, [])
     with torch.autocast("cpu", torch.bfloat16):
-        half, _ = segment_loss(spalm, retriever, 16, batch, [])
+        half, _ = spalm_segment_loss(spalm, retriever, 16, batch, [])
     assert float(half) == pytest.approx(float(plain), rel=0.02)
     look = torch.compiler.disable(retriever.__call__)
-    compiled = torch.compile(lambda batch: segment_loss(spalm, look, 16, batch, [])[0], backend="eager")
+    compiled = torch.compile(lambda batch: spalm_segment_loss(spalm, look, 16, batch, [])[0], backend="eager")
     assert float(compiled(batch)) == pytest.approx(float(plain), rel=1e-5)

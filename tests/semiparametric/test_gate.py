@@ -64,7 +64,7 @@ def test_neighbours_that_are_not_there_count_for_nothing():
     distances[:, :, 2] = torch.inf
     distances[0, 1] = torch.inf
     found = gate(hidden, Retrieved(retrieved.tokens, distances, retrieved.ids), model)
-    fewer = gate(hidden, retrieved.first(2), model)
+    fewer = gate(hidden, retrieved.nearest(2), model)
     torch.testing.assert_close(found.vectors[1], fewer.vectors[1])
     torch.testing.assert_close(found.vectors[0, 1], hidden[0, 1], rtol=0, atol=0)
     assert (found.gate[0, 1] == 1).all()

@@ -67,12 +67,13 @@ def test_every_mixture_sums_to_one(weight):
     torch.testing.assert_close(found.exp().sum(-1), torch.ones(N))
     mixture = AdaptiveMixture(AdaptiveSettings(), D, K).initialise().eval()
     mixture.network[-1].weight.data.normal_()
-    said = BaseOutputs.of(torch.randn(N, D), log_base, retrieved)
-    mixture.learn_scales(said, retrieved)
-    found = mixture.log_probabilities(log_base, said, retrieved)
+    outputs = BaseOutputs.of(torch.randn(N, D), log_base, retrieved)
+    mixture.fit_feature_scales(outputs, retrieved)
+    found = mixture.log_probabilities(log_base, retrieved, *mixture(outputs, retrieved))
     torch.testing.assert_close(found.exp().sum(-1), torch.ones(N))
     targets = torch.randint(V, (N,))
-    one = mixture.target_log_probabilities(log_base.gather(1, targets[:, None])[:, 0], said, retrieved, targets)
+    own = log_base.gather(1, targets[:, None])[:, 0]
+    one = mixture.target_log_probabilities(TrainingExamples(outputs, retrieved, own, targets))
     torch.testing.assert_close(one, found.gather(1, targets[:, None])[:, 0], rtol=1e-4, atol=1e-5)
 
 
@@ -99,7 +100,7 @@ def test_lambda_zero_is_the_model_itself():
     torch.testing.assert_close(Knn(0.0, 1.0, K).log_probabilities(log_base, retrieved), log_base)
 
 
-def lesson(count: int, seed: int) -> TrainingExamples:
+def examples(count: int, seed: int) -> TrainingExamples:
     """The first neighbour is right exactly where the hidden state's first number is positive."""
     random = torch.Generator().manual_seed(seed)
     hidden = torch.randn(count, D, generator=random)
@@ -108,21 +109,21 @@ def lesson(count: int, seed: int) -> TrainingExamples:
     targets = torch.where(hidden[:, 0] > 0, tokens[:, 0], anything)
     log_base = torch.full((count, V), -math.log(V))
     retrieved = Retrieved(tokens, torch.arange(K).expand(count, K) * 2.0 + 1.0, tokens)
-    said = BaseOutputs.of(hidden, log_base, retrieved)
-    return TrainingExamples(said, retrieved, log_base.gather(1, targets[:, None])[:, 0], targets)
+    outputs = BaseOutputs.of(hidden, log_base, retrieved)
+    return TrainingExamples(outputs, retrieved, log_base.gather(1, targets[:, None])[:, 0], targets)
 
 
 def test_the_adaptive_mixture_learns_when_to_trust_its_neighbours():
     settings = AdaptiveSettings(width=16, passes=20, batch_size=256, learning_rate=0.01, dropout=0.0)
-    mixture = learn_mixture(settings, lesson(2000, 1))
-    other = lesson(500, 2)
-    logits, weights = mixture(other.said, other.retrieved)
+    mixture = learn_mixture(settings, examples(2000, 1))
+    other = examples(500, 2)
+    logits, weights = mixture(other.base, other.retrieved)
     weight = torch.sigmoid(logits)
-    trusted = other.said.hidden[:, 0] > 0.3
+    trusted = other.base.hidden[:, 0] > 0.3
     assert weight[trusted].mean() > 0.8
-    assert weight[other.said.hidden[:, 0] < -0.3].mean() < 0.3
+    assert weight[other.base.hidden[:, 0] < -0.3].mean() < 0.3
     assert weights[trusted, 0].mean() > 0.8
-    again = learn_mixture(settings, lesson(2000, 1))
+    again = learn_mixture(settings, examples(2000, 1))
     for one, same in zip(mixture.state_dict().values(), again.state_dict().values()):
         assert torch.equal(one, same)
 
@@ -130,17 +131,18 @@ def test_the_adaptive_mixture_learns_when_to_trust_its_neighbours():
 def test_what_the_base_finds_all_but_impossible_stays_so():
     retrieved = neighbours(missing=False)
     log_base = torch.full((N,), -90.0)
-    said = BaseOutputs.of(torch.randn(N, D), base(), retrieved)
+    outputs = BaseOutputs.of(torch.randn(N, D), base(), retrieved)
     mixture = AdaptiveMixture(AdaptiveSettings(), D, K).initialise().eval()
-    mixture.learn_scales(said, retrieved)
-    found = mixture.target_log_probabilities(log_base, said, retrieved, torch.full((N,), V - 1))
+    mixture.fit_feature_scales(outputs, retrieved)
+    unlikely = TrainingExamples(outputs, retrieved, log_base, torch.full((N,), V - 1))
+    found = mixture.target_log_probabilities(unlikely)
     assert (found < -85).all()
 
 
 def test_a_fixed_weight_does_worse_there():
     settings = AdaptiveSettings(width=16, passes=20, batch_size=256, learning_rate=0.01, dropout=0.0)
-    mixture, other = learn_mixture(settings, lesson(2000, 1)), lesson(500, 2)
-    adaptive = mixture.target_log_probabilities(other.log_base, other.said, other.retrieved, other.targets).mean()
+    mixture, other = learn_mixture(settings, examples(2000, 1)), examples(500, 2)
+    adaptive = mixture.target_log_probabilities(other).mean()
     _, fixed = tune_knn(other.log_base, other.retrieved, other.targets, KnnSettings())
     assert float(adaptive) > fixed + 0.1
     assert np.isfinite(fixed)

@@ -1,4 +1,4 @@
-"""Neighbours moved on by a token, against a loop by hand."""
+"""Neighbours advanced by a token, against a loop by hand."""
 
 import shutil
 
@@ -9,7 +9,6 @@ import torch
 from spalm.memory import Memory
 from spalm.neighbours import MISSING
 from spalm.semiparametric import Retrieved, advance_neighbours
-from spalm.semiparametric.retrieval import look_up
 
 
 @pytest.fixture
@@ -47,22 +46,22 @@ def test_neighbours_that_were_right_move_on(memory):
     ids[:, 5] = MISSING
     distances = random.random((7, 41)).astype(np.float32)
     distances[:, 5] = np.inf
-    before = look_up(ids, distances, entries)
+    before = Retrieved.from_ids(ids, distances, entries)
     came = before.tokens[torch.arange(7), torch.tensor([0, 6, 7, 8, 9, 10, 11])]
     moved = advance_neighbours(before, came, entries)
     for row, expected in enumerate(by_hand(before, came.tolist(), memory)):
-        count = int(moved.there[row].sum())
+        count = int(moved.present[row].sum())
         found = zip(moved.ids[row, :count].tolist(), moved.distances[row, :count].tolist(), moved.tokens[row].tolist())
         assert list(found) == expected
         assert (moved.ids[row, count:] == MISSING).all()
-    assert moved.there.any()
+    assert moved.present.any()
 
 
 def test_what_was_forgotten_meanwhile_does_not_move_on(memory):
     entries = memory.entries()
     held = entries.documents_held
     ids = held.first_ids[None, :6] + np.arange(4)[:, None]
-    before = look_up(ids, np.ones(ids.shape, np.float32), entries)
+    before = Retrieved.from_ids(ids, np.ones(ids.shape, np.float32), entries)
     memory.forget([held.names[1], held.names[4]])
     moved = advance_neighbours(before, before.tokens[:, 1], memory.entries())
     gone = {int(held.first_ids[which]) + offset for which in (1, 4) for offset in range(6)}
@@ -72,5 +71,5 @@ def test_what_was_forgotten_meanwhile_does_not_move_on(memory):
 
 
 def test_nothing_stays_nothing(memory):
-    moved = advance_neighbours(Retrieved.nothing(3), torch.tensor([1, 2, 3]), memory.entries())
+    moved = advance_neighbours(Retrieved.empty(3), torch.tensor([1, 2, 3]), memory.entries())
     assert moved.ids.shape == (3, 0)

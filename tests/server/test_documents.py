@@ -16,7 +16,7 @@ from spalm.generation import Picked, explorer_of
 from spalm.generation.model import Live
 from spalm.memory import Memory
 from spalm.neighbours import make_searcher
-from spalm.semiparametric import Knn, Plain, WithKnn
+from spalm.semiparametric import Knn, KnnCombiner, PlainCombiner
 from spalm.server import open_server
 from support.servers import copied, in_thread, open_attached, server_of
 
@@ -56,7 +56,7 @@ def add(client, name: str, text: str = SECRET) -> int:
 
 def trusting(live: Live) -> Live:
     """Goes by the nearest: what a mixture learns on a random model is not to trust anything."""
-    return replace(live, combiner=WithKnn(Plain(), Knn(0.95, 0.5, 4)))
+    return replace(live, combiner=KnnCombiner(PlainCombiner(), Knn(0.95, 0.5, 4)))
 
 
 def names(client, **asked) -> list[str]:

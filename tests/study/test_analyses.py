@@ -14,8 +14,8 @@ from spalm.compute import Hardware
 from spalm.corpus import shown
 from spalm.errors import InputError
 from spalm.runs import FinishedRun, passage_of
-from spalm.study import ANALYSES, Asked, asked_for, available, study, vary_neighbours, write_report
-from spalm.study.analyses.by_neighbours import Varied, by_neighbours
+from spalm.study import ANALYSES, AnalysisRequest, available, make_request, study, vary_neighbours, write_report
+from spalm.study.analyses.by_neighbours import NeighbourVariant, by_neighbours
 from spalm.study.drawing import drawn, inline, write_text
 from support.facts import SCRIPT
 
@@ -23,8 +23,8 @@ SPLIT = "test"
 
 
 @pytest.fixture(scope="module")
-def asked(finished) -> Asked:
-    return Asked(finished, SPLIT)
+def request(finished) -> AnalysisRequest:
+    return AnalysisRequest(finished, SPLIT)
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +55,7 @@ def bin_of(count: int) -> str:
     return f"{low:,} to {10 * low - 1:,}"
 
 
-def test_gains_and_losses_are_those_counted_one_by_one(asked, finished, text, log_probabilities):
+def test_gains_and_losses_are_those_counted_one_by_one(request, finished, text, log_probabilities):
     expected: dict[str, list[int]] = {}
     counts = times_in_training(finished)
     for position, token in enumerate(text.tokens.tolist()):
@@ -73,7 +73,7 @@ def test_gains_and_losses_are_those_counted_one_by_one(asked, finished, text, lo
             row = expected.setdefault(name, [0] * 6)
             for number, value in enumerate([True, *kinds]):
                 row[number] += value
-    found = ANALYSES["outputs"](asked)
+    found = ANALYSES["outputs"](request)
     rows = {row[0]: row[1:] for row in found.tables["counts"].rows if row[1]}
     assert rows == expected
     assert rows["all"][3] > rows["all"][4] > 0  # more tokens gain from the memory than lose, and some do lose
@@ -85,8 +85,8 @@ def test_gains_and_losses_are_those_counted_one_by_one(asked, finished, text, lo
     )
 
 
-def test_tokens_that_gain_are_listed_with_their_counts(asked, finished, text, log_probabilities):
-    found = ANALYSES["outputs"](asked).tables["gainers"].rows
+def test_tokens_that_gain_are_listed_with_their_counts(request, finished, text, log_probabilities):
+    found = ANALYSES["outputs"](request).tables["gainers"].rows
     tokeniser = finished.corpus.tokeniser
     token, positions, gains, losses, nats = found[0]
     here = [i for i, each in enumerate(text.tokens.tolist()) if shown(tokeniser, each) == token]
@@ -100,7 +100,7 @@ def test_tokens_that_gain_are_listed_with_their_counts(asked, finished, text, lo
 
 
 @pytest.mark.parametrize("name", ["position", "frequency"])
-def test_perplexity_by_part_is_that_of_the_tokens_in_it(name, asked, finished, text, log_probabilities):
+def test_perplexity_by_part_is_that_of_the_tokens_in_it(name, request, finished, text, log_probabilities):
     counts = times_in_training(finished)
     parts: dict[str, list[int]] = {}
     before = 0
@@ -113,7 +113,7 @@ def test_perplexity_by_part_is_that_of_the_tokens_in_it(name, asked, finished, t
             part = f"{low:,} to {max(63, 2 * low - 1):,}"
         parts.setdefault(part, []).append(position)
         before += 1
-    found = ANALYSES[name](asked)
+    found = ANALYSES[name](request)
     models = found.tables["parts"].columns[2:]
     assert {row[0]: row[1] for row in found.tables["parts"].rows} == {part: len(rows) for part, rows in parts.items()}
     for part, _, *values in found.tables["parts"].rows:
@@ -126,10 +126,10 @@ def test_perplexity_by_part_is_that_of_the_tokens_in_it(name, asked, finished, t
     ]
 
 
-def test_the_gates_histogram_and_heatmap_are_the_gates(asked, finished):
+def test_the_gates_histogram_and_heatmap_are_the_gates(request, finished):
     gates = finished.records("spalm").of(SPLIT, "gate").astype(np.float32)
     assert gates.shape == (len(finished.corpus.split(SPLIT)), 32)
-    histogram = ANALYSES["gates"](asked)
+    histogram = ANALYSES["gates"](request)
     counts = [0] * 40
     for value in gates.reshape(-1).tolist():
         counts[min(39, int(np.searchsorted(np.linspace(0, 1, 41), value, side="right")) - 1)] += 1
@@ -137,15 +137,15 @@ def test_the_gates_histogram_and_heatmap_are_the_gates(asked, finished):
     assert histogram.data["mean"] == pytest.approx(gates.mean(), abs=1e-5)
     bars = [bar.get_height() for bar in histogram.picture().axes[0].patches]
     assert bars == pytest.approx([100 * count / gates.size for count in counts])
-    heatmap = ANALYSES["heatmap"](Asked(finished, SPLIT, passage=np.arange(7, 18)))
+    heatmap = ANALYSES["heatmap"](AnalysisRequest(finished, SPLIT, passage=np.arange(7, 18)))
     np.testing.assert_allclose(heatmap.data["gates"], gates[7:18][:, heatmap.data["dimensions"]], atol=1e-4)
     assert [row[1] for row in heatmap.tables["tokens"].rows] == pytest.approx(gates[7:18].mean(1).tolist(), abs=1e-4)
     drawn = heatmap.picture().axes[0].images[0].get_array()
     np.testing.assert_allclose(drawn, heatmap.data["gates"], atol=1e-4)
 
 
-def test_matches_by_rank_are_those_of_the_table(asked, finished):
-    entries, rows = finished.memory.entries(), ANALYSES["matches"](asked).tables["ranks"].rows
+def test_matches_by_rank_are_those_of_the_table(request, finished):
+    entries, rows = finished.memory.entries(), ANALYSES["matches"](request).tables["ranks"].rows
     for column, split in enumerate(("train", "dev", "test"), start=1):
         stream, ids = finished.corpus.split(split), finished.neighbours.array(f"{split}.ids")
         values = entries.tokens(0, len(entries))
@@ -156,8 +156,8 @@ def test_matches_by_rank_are_those_of_the_table(asked, finished):
     assert rows[0][2] == pytest.approx(finished.neighbours.facts["splits"]["dev"]["first_match"])
 
 
-def test_every_pair_of_models_is_tested(asked, finished, log_probabilities):
-    rows = ANALYSES["significance"](asked).tables["pairs"].rows
+def test_every_pair_of_models_is_tested(request, finished, log_probabilities):
+    rows = ANALYSES["significance"](request).tables["pairs"].rows
     assert len(rows) == 15
     for one, other, gain, p in rows:
         a, b = np.array(log_probabilities[one], np.float64), np.array(log_probabilities[other], np.float64)
@@ -169,7 +169,7 @@ def test_every_pair_of_models_is_tested(asked, finished, log_probabilities):
 
 def test_strips_show_what_the_records_hold(finished, text):
     rows = np.arange(5, 45)
-    found = ANALYSES["strips"](Asked(finished, SPLIT, passage=rows))
+    found = ANALYSES["strips"](AnalysisRequest(finished, SPLIT, passage=rows))
     tokeniser, entries = finished.corpus.tokeniser, finished.memory.entries()
     ids = finished.records("spalm").of(SPLIT, "neighbours")
     for row, line, hits in zip(rows, found.tables["tokens"].rows, found.data["hits"]):
@@ -180,8 +180,8 @@ def test_strips_show_what_the_records_hold(finished, text):
     assert sorted(drawn) == sorted(cell for line in found.tables["tokens"].rows for cell in line)
 
 
-def test_ablation_is_what_the_results_say(asked, finished):
-    rows = {row[0]: row for row in ANALYSES["ablation"](asked).tables["models"].rows}
+def test_ablation_is_what_the_results_say(request, finished):
+    rows = {row[0]: row for row in ANALYSES["ablation"](request).tables["models"].rows}
     for model, row in rows.items():
         assert row[1] == pytest.approx(finished.row(model)["test"])
     assert rows["transformer"][2] is None
@@ -196,7 +196,7 @@ def test_neighbours_are_varied_at_test_and_by_training_anew(finished):
     vary_neighbours(finished, (0, 2, 17), False, one_thread)  # 17: more than the run's table holds
     vary_neighbours(finished, (5,), True, one_thread)  # more than the run's table holds for training positions
     assert "neighbours" in available(finished)
-    rows = {row[0]: row[1:3] for row in by_neighbours(Asked(finished, SPLIT)).tables["counts"].rows}
+    rows = {row[0]: row[1:3] for row in by_neighbours(AnalysisRequest(finished, SPLIT)).tables["counts"].rows}
     own = finished.row("spalm")["test"]
     assert rows[4] == [pytest.approx(own), pytest.approx(own)]
     assert rows[0] == [None, pytest.approx(finished.row("spalm")["without_long_term_memory"]["test"], rel=1e-4)]
@@ -206,16 +206,16 @@ def test_neighbours_are_varied_at_test_and_by_training_anew(finished):
     assert rows[5][0] == pytest.approx(own, rel=0.2)
     retrained = json.loads((finished.directory / "by-neighbours" / "retrained-5" / "manifest.json").read_text())
     assert retrained["settings"]["spalm"]["gate"]["neighbours"] == 5
-    assert Varied(5, True).records(finished).exists()
+    assert NeighbourVariant(5, True).records(finished).exists()
     assert rows[17][1] == pytest.approx(own, rel=0.5)
     assert rows[17][1] not in (rows[4][1], rows[2][1])
-    ticks = by_neighbours(Asked(finished, SPLIT)).picture().axes[0].get_xticks().tolist()
+    ticks = by_neighbours(AnalysisRequest(finished, SPLIT)).picture().axes[0].get_xticks().tolist()
     assert ticks == list(range(len(rows)))
 
 
-def test_files_hold_what_the_tables_show_and_are_the_same_again(asked, tmp_path):
+def test_files_hold_what_the_tables_show_and_are_the_same_again(request, tmp_path):
     for name in ("outputs", "gates"):
-        found = ANALYSES[name](asked)
+        found = ANALYSES[name](request)
         for folder in ("a", "b"):
             found.write(tmp_path / folder)
         whole = json.loads((tmp_path / "a" / f"{name}.json").read_text())
@@ -248,8 +248,8 @@ def test_the_report_is_one_page_in_which_text_stays_text(finished, tmp_path):
     assert len(identifiers) == len(set(identifiers))
 
 
-def test_pictures_in_a_page_take_its_colour(asked):
-    svg = inline(ANALYSES["gates"](asked).picture(), 'a "label" <&>', "gates")
+def test_pictures_in_a_page_take_its_colour(request):
+    svg = inline(ANALYSES["gates"](request).picture(), 'a "label" <&>', "gates")
     assert "currentColor" in svg
     assert "#1a2b3c" not in svg
     assert 'aria-label="a &quot;label&quot; &lt;&amp;&gt;"' in svg
@@ -257,16 +257,16 @@ def test_pictures_in_a_page_take_its_colour(asked):
 
 def test_what_cannot_be_shown_is_refused(finished, tmp_path):
     with pytest.raises(InputError, match="no analysis 'gate'; take of strips, outputs"):
-        study(Asked(finished), ["gates", "gate"], tmp_path, Console(quiet=True))
+        study(AnalysisRequest(finished), ["gates", "gate"], tmp_path, Console(quiet=True))
     assert not list(tmp_path.iterdir())
     with pytest.raises(InputError, match="test has 2,250 tokens"):
-        asked_for(finished, "test", "spalm", 2250, 10)
+        make_request(finished, "test", "spalm", 2250, 10)
     with pytest.raises(InputError, match="--model transformer-xl: it has no long-term memory; take one of knn-lm"):
-        asked_for(finished, "test", "transformer-xl")
+        make_request(finished, "test", "transformer-xl")
 
 
 def test_a_passage_ends_with_its_document(finished):
-    assert asked_for(finished, "dev", "spalm", 745, 10).passage.tolist() == list(range(745, 750))
+    assert make_request(finished, "dev", "spalm", 745, 10).passage.tolist() == list(range(745, 750))
     for length in (10, 300, 10_000):
         rows = passage_of(finished, SPLIT, length)
         documents = finished.corpus.split(SPLIT).documents_of(rows)
@@ -274,8 +274,8 @@ def test_a_passage_ends_with_its_document(finished):
         assert len(set(documents.tolist())) == 1
 
 
-def test_curves_are_the_logs(asked, finished):
-    found = ANALYSES["curves"](asked)
+def test_curves_are_the_logs(request, finished):
+    found = ANALYSES["curves"](request)
     for model in ("transformer", "transformer-xl", "spalm"):
         lines = map(json.loads, (finished.directory / model / "metrics.jsonl").read_text().splitlines())
         dev = [[line["step"], line["dev_loss"]] for line in lines if "dev_loss" in line]
@@ -286,8 +286,8 @@ def test_curves_are_the_logs(asked, finished):
 
 
 @pytest.mark.parametrize("name", ["matches", "significance", "ablation"])
-def test_pictures_show_the_numbers_of_their_tables(asked, name):
-    found = ANALYSES[name](asked)
+def test_pictures_show_the_numbers_of_their_tables(request, name):
+    found = ANALYSES[name](request)
     (table,) = found.tables.values()
     drawn = found.picture().axes[0]
     if name == "matches":
@@ -295,7 +295,7 @@ def test_pictures_show_the_numbers_of_their_tables(asked, name):
         for column, split in enumerate(("train", "dev", "test"), start=1):
             assert lines[split] == pytest.approx([100 * row[column] for row in table.rows if row[column] is not None])
     elif name == "significance":
-        models = asked.run.models
+        models = request.run.models
         gains = drawn.images[0].get_array()
         for one, other, gain, _ in table.rows:
             assert gains[models.index(one), models.index(other)] == pytest.approx(gain)
@@ -322,9 +322,9 @@ def test_forgotten_documents_are_not_shown(finished, tmp_path):
     run = FinishedRun(copy)
     run.memory.forget(sorted(set(run.memory.entries().documents_held.names)))
     assert len(run.memory.entries()) == 0
-    strips = ANALYSES["strips"](Asked(run, SPLIT))
+    strips = ANALYSES["strips"](AnalysisRequest(run, SPLIT))
     assert all(cell is None for line in strips.tables["tokens"].rows for cell in line[1:])
-    assert ANALYSES["matches"](Asked(run, SPLIT)).tables["ranks"].rows[0][1:] == [None, None, None]
+    assert ANALYSES["matches"](AnalysisRequest(run, SPLIT)).tables["ranks"].rows[0][1:] == [None, None, None]
     assert write_report(run, tmp_path / "report").exists()
 
 

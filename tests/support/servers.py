@@ -24,7 +24,7 @@ from spalm.compute import Hardware
 from spalm.generation import Live, explorer_of
 from spalm.generation.model import live_attached
 from spalm.memory import Encoder
-from spalm.semiparametric import Combined
+from spalm.semiparametric import CombinedPrediction
 from spalm.server import make_server
 from spalm.server.openai.chat_template import ChatTemplate
 
@@ -83,7 +83,7 @@ class Held:
         self._inner = live.combiner
         return replace(live, combiner=self)
 
-    def combine(self, *about: Any) -> Combined:
+    def combine(self, *about: Any) -> CombinedPrediction:
         self.begun.set()
         assert self.steps.acquire(timeout=PATIENCE)
         return self._inner.combine(*about)
@@ -132,7 +132,7 @@ class ProgressCallback:
         self._inner = live.combiner
         return replace(live, combiner=self)
 
-    def combine(self, *about: Any) -> Combined:
+    def combine(self, *about: Any) -> CombinedPrediction:
         combined = self._inner.combine(*about)
         scores = combined.log_probabilities.clone()
         for row in range(len(scores)):

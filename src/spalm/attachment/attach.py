@@ -12,7 +12,6 @@ from spalm.attachment.attached import FILE, GATE, KIND, MIXTURE, POLICY, Attache
 from spalm.attachment.base import PretrainedBase
 from spalm.attachment.combiner import fit_combiner, perplexities, search_curve
 from spalm.attachment.examples import ExampleSets
-from spalm.attachment.policy import threshold
 from spalm.attachment.settings import AttachSettings
 from spalm.compute import Execution
 from spalm.corpus import Corpus, CorpusSettings, TokeniserSettings, build_corpus
@@ -94,7 +93,7 @@ def _make_combiner(
                 for split, held_out in (("dev", examples.dev), ("test", examples.test))
             },
             "curve": search_curve(base, fitted, examples, memory.entries()),
-            "threshold": threshold(fitted.policy(examples.dev.base.hidden), settings.search),
+            "threshold": search_threshold(fitted.policy(examples.dev.base.hidden), settings.search),
         }
         return facts, [MIXTURE, POLICY, *([] if fitted.gate is None else [GATE])]
 

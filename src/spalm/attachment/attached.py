@@ -25,12 +25,12 @@ from spalm.semiparametric import (
     AdaptiveMixture,
     Combiner,
     Gate,
+    GateCombiner,
     Knn,
-    Plain,
+    KnnCombiner,
+    MixtureCombiner,
+    PlainCombiner,
     Search,
-    ThroughGate,
-    WithKnn,
-    WithMixture,
     open_search,
 )
 from spalm.training import load_parameters
@@ -89,15 +89,15 @@ class Attached:
 
     @property
     def combiner(self) -> Combiner:
-        """The one that was asked for."""
+        """The one that was request for."""
         return self.combiners[self.settings.combiner]
 
     @cached_property
     def combiners(self) -> dict[str, Combiner]:
         """All that there are, by their names in the figures."""
         found: dict[str, Combiner] = {
-            "plain": Plain(),
-            "knn-lm": WithKnn(Plain(), Knn(**self.combined.facts["knn"])),
-            "adaptive": WithMixture(Plain(), self.mixture),
+            "plain": PlainCombiner(),
+            "knn-lm": KnnCombiner(PlainCombiner(), Knn(**self.combined.facts["knn"])),
+            "adaptive": MixtureCombiner(PlainCombiner(), self.mixture),
         }
-        return found | {"gate": ThroughGate(self.gate)} if self.settings.combiner == "gate" else found
+        return found | {"gate": GateCombiner(self.gate)} if self.settings.combiner == "gate" else found

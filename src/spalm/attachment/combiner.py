@@ -13,8 +13,8 @@ from torch import Tensor
 
 from spalm.attachment.base import PretrainedBase
 from spalm.attachment.examples import ExampleSets, predictions
-from spalm.attachment.gate import gated, learn_gate
-from spalm.attachment.policy import SearchPolicy, learn_policy, threshold
+from spalm.attachment.gate import learn_gate
+from spalm.attachment.policy import SearchPolicy, learn_policy
 from spalm.attachment.settings import AttachSettings
 from spalm.console import bar
 from spalm.corpus import TokenStream
@@ -59,11 +59,11 @@ def fit_combiner(settings: AttachSettings, examples: ExampleSets, model: Pretrai
     knn, _ = tune_knn(examples.dev.log_base, examples.dev.retrieved, examples.dev.targets, settings.knn)
     cache, _ = tune_knn(examples.dev.log_base, examples.dev_past, examples.dev.targets, settings.knn)
     with bar("learn the mixture", None):
-        mixture = learn_mixture(settings.adaptive, examples.train.and_then(examples.questions))
+        mixture = learn_mixture(settings.adaptive, examples.train.concatenate(examples.questions))
         mixture = calibrate(mixture, examples.dev)
         # Without a search a position has advanced neighbours or, further from the last search, none.
-        otherwise = (mixture_scores(mixture, examples.advanced) + examples.train.log_base) / 2
-        gains = mixture_scores(mixture, examples.train) - otherwise
+        otherwise = (mixture_log_probabilities(mixture, examples.advanced) + examples.train.log_base) / 2
+        gains = mixture_log_probabilities(mixture, examples.train) - otherwise
         policy = learn_policy(settings.policy, examples.train.base.hidden, gains)
     wanted = settings.combiner == "gate"
     gate = learn_gate(settings.gate, settings.gate_training, model, examples.train) if wanted else None
@@ -71,7 +71,7 @@ def fit_combiner(settings: AttachSettings, examples: ExampleSets, model: Pretrai
 
 
 @torch.no_grad()
-def mixture_scores(mixture: AdaptiveMixture, examples: TrainingExamples) -> Tensor:
+def mixture_log_probabilities(mixture: AdaptiveMixture, examples: TrainingExamples) -> Tensor:
     """Returns log p of the token that came at each position, by the mixture."""
     parts = (examples[rows] for rows in torch.arange(len(examples)).split(_ROWS))
     return torch.cat([mixture.target_log_probabilities(part) for part in parts])
@@ -88,8 +88,8 @@ def perplexities(examples: TrainingExamples, fitted: FittedCombiner, model: Pret
     return {
         "plain": perplexity(examples.log_base),
         "knn-lm": perplexity(knn),
-        "adaptive": perplexity(mixture_scores(fitted.mixture, examples)),
-        **({} if fitted.gate is None else {"gate": perplexity(gated(fitted.gate, model, examples))}),
+        "adaptive": perplexity(mixture_log_probabilities(fitted.mixture, examples)),
+        **({} if fitted.gate is None else {"gate": perplexity(gate_log_probabilities(fitted.gate, model, examples))}),
         "tokens": len(examples),
     }
 
@@ -101,9 +101,9 @@ def search_curve(
     """Returns the perplexity of test by the share of positions searched; thresholds are dev's quantiles."""
     test, text = examples.test, examples.test_text
     on_dev, on_test = (fitted.policy(each.base.hidden) for each in (examples.dev, test))
-    thresholds = [threshold(on_dev, share) for share in SHARES]
+    thresholds = [search_threshold(on_dev, share) for share in SHARES]
     chosen = [on_test > least for least in thresholds]
-    have = [carried_on(test.retrieved, each, test.targets, text, entries) for each in chosen]
+    have = [advance_unsearched(test.retrieved, each, test.targets, text, entries) for each in chosen]
     scores: list[list[Tensor]] = [[] for _ in SHARES]
     with bar("search less", len(test)) as shown:
         for rows, log_probabilities in predictions(base, test.base.hidden):
@@ -124,7 +124,9 @@ def search_curve(
     ]
 
 
-def carried_on(retrieved: Retrieved, chosen: Tensor, targets: Tensor, text: TokenStream, entries: Entries) -> Retrieved:
+def advance_unsearched(
+    retrieved: Retrieved, chosen: Tensor, targets: Tensor, text: TokenStream, entries: Entries
+) -> Retrieved:
     """Returns the neighbours of positions when only the chosen ones are searched; others advance from the one before."""
     have = Retrieved(retrieved.tokens.clone(), retrieved.distances.clone(), retrieved.ids.clone())
     have.distances[~chosen] = torch.inf
@@ -136,5 +138,5 @@ def carried_on(retrieved: Retrieved, chosen: Tensor, targets: Tensor, text: Toke
         now = now[~chosen[now] & ~first[now]]
         advanced = advance_neighbours(have[now - 1], targets[now - 1], entries)
         have.tokens[now], have.distances[now], have.ids[now] = advanced.tokens, advanced.distances, advanced.ids
-        now = now[advanced.there.any(-1)]
+        now = now[advanced.present.any(-1)]
     return have

@@ -14,7 +14,7 @@ from spalm.semiparametric.retrieval import Retrieved
 _ROWS = 512
 
 
-def own_past(
+def nearest_in_past(
     keys: Float[np.ndarray, "n width"], tokens: Int[np.ndarray, "n"], count: int, reach: int | None = None
 ) -> Retrieved:
     """The nearest earlier positions of the same text, of the last `reach`; a position knows nothing of itself."""
@@ -27,18 +27,18 @@ def own_past(
     for start in range(0, n, _ROWS):
         stop = min(n, start + _ROWS)
         first = 0 if reach is None else max(0, start - reach)
-        asking, asked = torch.arange(start, stop)[:, None], torch.arange(first, stop)[None]
+        asking, request = torch.arange(start, stop)[:, None], torch.arange(first, stop)[None]
         gaps = squares[start:stop, None] - 2 * vectors[start:stop] @ vectors[first:stop].T + squares[None, first:stop]
-        gaps = gaps.clamp_min(0).masked_fill(asked >= asking, torch.inf)
+        gaps = gaps.clamp_min(0).masked_fill(request >= asking, torch.inf)
         if reach is not None:
-            gaps = gaps.masked_fill(asked < asking - reach, torch.inf)
+            gaps = gaps.masked_fill(request < asking - reach, torch.inf)
         best = gaps.topk(min(count, gaps.shape[1]), largest=False)
         found_distances[start:stop, : best.values.shape[1]] = best.values
         found_tokens[start:stop, : best.values.shape[1]] = targets[first + best.indices]
     return Retrieved(found_tokens, found_distances, torch.full((n, count), MISSING))
 
 
-def together(one: Retrieved, other: Retrieved, count: int) -> Retrieved:
+def merge_nearest(one: Retrieved, other: Retrieved, count: int) -> Retrieved:
     """The nearest of both."""
     both = Retrieved(
         torch.cat([one.tokens, other.tokens], -1),

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from spalm.attachment.base import PretrainedBase
-from spalm.attachment.dynamic import own_past
+from spalm.attachment.dynamic import nearest_in_past
 from spalm.attachment.settings import AttachSettings
 from spalm.console import bar
 from spalm.corpus import Corpus, TokenStream
@@ -51,7 +51,7 @@ class ExampleSets:
         questions = _question_examples(base, memory, search, corpus.split("train"), settings)
         texts = [corpus.split(split).beginning(settings.held_out) for split in ("dev", "test")]
         dev, test = (examples_of_text(base, memory, search, text) for text in texts)
-        past = own_past(memory.keys_of(dev.base.hidden), dev.targets.numpy(), search.count, settings.cache)
+        past = nearest_in_past(memory.keys_of(dev.base.hidden), dev.targets.numpy(), search.count, settings.cache)
         return cls(train, advanced, questions, dev, test, texts[1], past)
 
 
@@ -88,7 +88,7 @@ def _question_examples(
     )
     texts = [train.tokens[start : start + _QUESTION_TOKENS] for start in np.sort(starts)]
     ends = np.cumsum([len(text) for text in texts])
-    stream = TokenStream(np.concatenate(texts), ends, lambda: ["asked"] * len(texts), train.start)
+    stream = TokenStream(np.concatenate(texts), ends, lambda: ["request"] * len(texts), train.start)
     examples = examples_of_text(base, memory, search, stream)
     offsets = np.arange(len(stream)) - stream.begins[stream.documents_of(np.arange(len(stream)))]
     return examples[torch.from_numpy(np.flatnonzero(offsets >= _LEAST_CONTEXT))]
@@ -121,7 +121,7 @@ def examples_of_several(
     """The same for several lists of what was retrieved for these positions."""
     # Room is made beforehand. What is kept of each round would lie where its large tensors had been, and those of the
     # next would not fit there: gigabytes were lost so.
-    outputs, log_base = [BaseOutputs.room(hidden, retrieved) for retrieved in several], torch.empty(len(hidden))
+    outputs, log_base = [BaseOutputs.allocate(hidden, retrieved) for retrieved in several], torch.empty(len(hidden))
     with bar("predict", len(hidden)) as shown:
         for rows, log_probabilities in predictions(base, hidden):
             for whole, retrieved in zip(outputs, several):

@@ -43,13 +43,13 @@ def learn_gate(settings: GateSettings, training: GateTraining, model: Pretrained
 
 
 @torch.no_grad()
-def gated(gate: Gate, model: Pretrained, examples: TrainingExamples) -> Tensor:
+def gate_log_probabilities(gate: Gate, model: Pretrained, examples: TrainingExamples) -> Tensor:
     """log p of what came, through the gate."""
     parts = (examples[rows] for rows in torch.arange(len(examples)).split(_ROWS))
     return torch.cat([_target_log_probabilities(gate, model, part).cpu() for part in parts])
 
 
 def _target_log_probabilities(gate: Gate, model: Pretrained, part: TrainingExamples) -> Tensor:
-    retrieved = part.retrieved.first(gate.settings.neighbours).to(model.device)
+    retrieved = part.retrieved.nearest(gate.settings.attended).to(model.device)
     mixed = gate(part.base.hidden.to(model.device), retrieved, model)
     return -F.cross_entropy(model.logits(mixed.vectors), part.targets.to(model.device), reduction="none")

@@ -67,7 +67,7 @@ def learn_policy(settings: PolicySettings, hidden: Float[Tensor, "n width"], gai
     return policy
 
 
-def threshold(predicted: Float[Tensor, "n"], share: float) -> float:
+def search_threshold(predicted: Float[Tensor, "n"], share: float) -> float:
     """Above it lies that share of the predictions."""
     if share >= 1:
         return ALWAYS

@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Any
 
 from spalm.attachment.attached import Attached
-from spalm.attachment.combiner import mixture_scores, perplexity
-from spalm.attachment.dynamic import own_past, together
+from spalm.attachment.combiner import mixture_log_probabilities, perplexity
+from spalm.attachment.dynamic import merge_nearest, nearest_in_past
 from spalm.attachment.examples import examples_of, examples_of_text
 from spalm.compute import Execution
 from spalm.corpus import TokenStream, tokenise_files
@@ -56,7 +56,7 @@ def _static(attached: Attached, examples: TrainingExamples) -> dict[str, float]:
     return {
         "plain": perplexity(examples.log_base),
         "knn-lm": perplexity(knn.target_log_probabilities(examples.log_base, examples.retrieved, examples.targets)),
-        "adaptive": perplexity(mixture_scores(attached.mixture, examples)),
+        "adaptive": perplexity(mixture_log_probabilities(attached.mixture, examples)),
     }
 
 
@@ -65,10 +65,12 @@ def _dynamic(attached: Attached, examples: TrainingExamples) -> dict[str, float]
     settings, hidden = attached.settings, examples.base.hidden
     keys, tokens = attached.memory.keys_of(hidden), examples.targets.numpy()
     cache = Knn(**attached.combined.facts["cache"])
-    last = own_past(keys, tokens, settings.neighbours, settings.cache)
-    retrieved = together(examples.retrieved, own_past(keys, tokens, settings.neighbours), settings.neighbours)
+    last = nearest_in_past(keys, tokens, settings.neighbours, settings.cache)
+    retrieved = merge_nearest(
+        examples.retrieved, nearest_in_past(keys, tokens, settings.neighbours), settings.neighbours
+    )
     grown = examples_of(attached.base, hidden, retrieved, examples.targets)
     return {
         "cache": perplexity(cache.target_log_probabilities(examples.log_base, last, examples.targets)),
-        "growing": perplexity(mixture_scores(attached.mixture, grown)),
+        "growing": perplexity(mixture_log_probabilities(attached.mixture, grown)),
     }

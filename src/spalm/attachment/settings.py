@@ -32,7 +32,7 @@ class AttachSettings(Settings):
     search: float = Field(default=1.0, gt=0, le=1)
     """Share of the positions that are searched, those for which it pays most."""
     combiner: Literal["adaptive", "knn-lm", "gate"] = "adaptive"
-    """What brings the memory in. The paper's gate is only trained if it is asked for here."""
+    """What brings the memory in. The paper's gate is only trained if it is request for here."""
     knn: KnnSettings = KnnSettings()
     """On what grid kNN-LM is tuned."""
     adaptive: AdaptiveSettings = AdaptiveSettings(neighbours=512, batch_size=512, passes=8)

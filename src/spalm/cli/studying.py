@@ -31,7 +31,7 @@ from spalm.memory import describe
 from spalm.planning import Cluster, Wanted, parse_count, plan, print_plan
 from spalm.runs import FinishedRun, HeldOut, Recipe, RowName, read_recipe
 from spalm.settings import described
-from spalm.study import ANALYSES, COUNTS, asked_for, available, study, vary_neighbours, write_report
+from spalm.study import ANALYSES, COUNTS, available, make_request, study, vary_neighbours, write_report
 
 
 @app.command(name="study")
@@ -53,7 +53,7 @@ def study_(
     """Analyse a finished run: a table, its data, and a picture for each analysis."""
     run = FinishedRun(directory)
     where = out or directory / "study" / split
-    study(asked_for(run, split, model, first, length), names or available(run), where, Console())
+    study(make_request(run, split, model, first, length), names or available(run), where, Console())
     say(f"data and pictures are in {where}")
 
 

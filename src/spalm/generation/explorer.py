@@ -22,7 +22,7 @@ from spalm.lm import LanguageModel, Reading, hidden_states
 from spalm.memory import Entries, Memory
 from spalm.neighbours import without
 from spalm.runs import HeldOut
-from spalm.semiparametric import Combined, Combiner, Plain, Retrieved, look_up
+from spalm.semiparametric import CombinedPrediction, Combiner, PlainCombiner, Retrieved
 
 LONGEST = 2000
 """Tokens of a passage."""
@@ -57,7 +57,7 @@ class Speaker:
 
     @property
     def has_memory(self) -> bool:
-        return not isinstance(self.combiner, Plain)
+        return not isinstance(self.combiner, PlainCombiner)
 
 
 @dataclass(frozen=True)
@@ -173,7 +173,7 @@ class Explorer:
             entries = self.memory.entries()
         target = int(read.tokens[position])
         weights = {
-            each.name: dict(zip(here.ids[0].tolist(), spoken[each.name].weights[0].tolist()))
+            each.name: dict(zip(here.ids[0].tolist(), spoken[each.name].neighbour_weights[0].tolist()))
             for each in read.speakers
             if each.has_memory
         }
@@ -184,7 +184,7 @@ class Explorer:
             "probability": {
                 name: _round(float(said.log_probabilities[0, target].exp())) for name, said in spoken.items()
             },
-            "network": {name: _round(float(said.network[0])) for name, said in spoken.items()},
+            "network": {name: _round(float(said.network_share[0])) for name, said in spoken.items()},
             "neighbours": self._neighbours(read, position, target, weights, off, entries),
         }
 
@@ -247,9 +247,9 @@ class Explorer:
         targets = torch.from_numpy(read.tokens).to(hidden.device)
         found: dict[str, list[Tensor]] = {"log_probabilities": [], "network": []}
         for rows in torch.arange(len(targets)).split(_ROWS):
-            said: Combined = speaker.combiner.combine(model, hidden[rows], retrieved[rows])
+            said: CombinedPrediction = speaker.combiner.combine(model, hidden[rows], retrieved[rows])
             found["log_probabilities"].append(said.log_probabilities.gather(-1, targets[rows, None])[:, 0])
-            found["network"].append(said.network)
+            found["network"].append(said.network_share)
         scores = {name: _rounded(torch.cat(parts)) for name, parts in found.items()}
         if not speaker.has_memory:
             return {"log_probabilities": scores["log_probabilities"]}
@@ -263,7 +263,7 @@ class Explorer:
         """The neighbours as the switches leave them: what is off makes room for the next, as if it were forgotten."""
         entries = self.memory.entries()
         ids, distances = read.ids[rows], read.distances[rows]
-        return look_up(*without(ids, distances, self._off(ids, off, entries)), entries).to(self._device)
+        return Retrieved.from_ids(*without(ids, distances, self._off(ids, off, entries)), entries).to(self._device)
 
     def _off(self, ids: np.ndarray, off: Switches, entries: Entries) -> np.ndarray:
         """Which entries are switched off, or forgotten."""

@@ -18,7 +18,7 @@ from torch import Tensor
 from spalm.generation.detokenise import Letters
 from spalm.generation.model import EncodedTokens, Live
 from spalm.memory import Entries
-from spalm.semiparametric import Combined, Retrieved, advance_neighbours
+from spalm.semiparametric import CombinedPrediction, Retrieved, advance_neighbours
 from spalm.settings import Settings
 
 Finish = Literal["stop", "length"]
@@ -108,9 +108,9 @@ class Reader:
         return _ROWS if self.live.policy is None or not self.use_memory else 1
 
     @torch.inference_mode()
-    def predict(self, heard: EncodedTokens, last: int) -> tuple[Combined, Retrieved]:
+    def predict(self, heard: EncodedTokens, last: int) -> tuple[CombinedPrediction, Retrieved]:
         """The distribution after the token `last`, and the neighbours it rests on. Positions come in order."""
-        retrieved = self._retrieve(heard, last) if self.use_memory else Retrieved.nothing(len(heard.keys))
+        retrieved = self._retrieve(heard, last) if self.use_memory else Retrieved.empty(len(heard.keys))
         retrieved = retrieved.to(self.live.device)
         self._before = retrieved
         return self.live.combiner.combine(self.live.model, heard.hidden, retrieved), retrieved
@@ -120,7 +120,7 @@ class Reader:
         if live.policy is None or float(live.policy(heard.hidden)) > live.threshold:
             return live.search(heard.keys)
         if self._before is None:
-            return Retrieved.nothing(1)
+            return Retrieved.empty(1)
         return advance_neighbours(self._before, torch.tensor([last], device=live.device), live.memory.entries())
 
 
@@ -208,12 +208,14 @@ def _pick(log_probabilities: Tensor, sampling: Sampling, chance: torch.Generator
     return int(order.indices[torch.multinomial(probabilities, 1, generator=chance)])
 
 
-def _memory_part(combined: Combined, retrieved: Retrieved, token: int) -> float:
+def _memory_part(combined: CombinedPrediction, retrieved: Retrieved, token: int) -> float:
     proposed = sum(weight for _, weight in _proposals(combined, retrieved, token))
-    return min(1.0, (1 - float(combined.network[0])) * proposed / math.exp(float(combined.log_probabilities[0, token])))
+    return min(
+        1.0, (1 - float(combined.network_share[0])) * proposed / math.exp(float(combined.log_probabilities[0, token]))
+    )
 
 
-def _cited(entries: Entries, combined: Combined, retrieved: Retrieved, token: int) -> list[Cited]:
+def _cited(entries: Entries, combined: CombinedPrediction, retrieved: Retrieved, token: int) -> list[Cited]:
     found = []
     for id, weight in sorted(_proposals(combined, retrieved, token), key=lambda proposal: -proposal[1])[:_SOURCES]:
         source = entries.source(id)
@@ -222,11 +224,11 @@ def _cited(entries: Entries, combined: Combined, retrieved: Retrieved, token: in
     return found
 
 
-def _proposals(combined: Combined, retrieved: Retrieved, token: int) -> list[tuple[int, float]]:
+def _proposals(combined: CombinedPrediction, retrieved: Retrieved, token: int) -> list[tuple[int, float]]:
     """The neighbours that were followed by this token, and their weights."""
-    count = min(combined.weights.shape[1], retrieved.ids.shape[1])
+    count = min(combined.neighbour_weights.shape[1], retrieved.ids.shape[1])
     hits = (retrieved.tokens[0, :count] == token).nonzero()[:, 0]
-    return list(zip(retrieved.ids[0, hits].tolist(), combined.weights[0, hits].tolist()))
+    return list(zip(retrieved.ids[0, hits].tolist(), combined.neighbour_weights[0, hits].tolist()))
 
 
 def spans(written: list[Written]) -> list[Span]:

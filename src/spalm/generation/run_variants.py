@@ -11,7 +11,7 @@ from spalm.generation.explorer import Base, Explorer, Speaker
 from spalm.lm import Reading
 from spalm.memory import encoder_of
 from spalm.runs import FinishedRun, HeldOut, load_mixture
-from spalm.semiparametric import Combiner, Knn, Plain, ThroughGate, WithKnn, WithMixture, open_search
+from spalm.semiparametric import Combiner, GateCombiner, Knn, KnnCombiner, MixtureCombiner, PlainCombiner, open_search
 
 INDEX = "index"
 
@@ -35,30 +35,30 @@ def open_explorer(run: FinishedRun, hardware: Hardware) -> Explorer:
 
 def speakers_of(run: FinishedRun, device: torch.device) -> Callable[[HeldOut, int], list[Speaker]]:
     """All models of the run; the adaptive mixture is the one that scored the position in the records."""
-    spalm = run.network("spalm").load(device).attend_to(run.records("spalm").settings["neighbours"])
+    spalm = run.network("spalm").load(device).set_neighbours(run.records("spalm").settings["neighbours"])
     networks = {
         "transformer": run.network("transformer").load(device),
         "transformer-xl": run.network("transformer-xl").load(device),
         "spalm": spalm.base,
     }
     bases = {name: Base(name, network, reading_of(run, name)) for name, network in networks.items()}
-    gate = ThroughGate(spalm.gate)
+    gate = GateCombiner(spalm.gate)
 
-    def knn(name: str, inner: Combiner) -> WithKnn:
-        return WithKnn(inner, Knn(**run.records(name).facts["knn"]))
+    def knn(name: str, inner: Combiner) -> KnnCombiner:
+        return KnnCombiner(inner, Knn(**run.records(name).facts["knn"]))
 
     adaptive = run.records("spalm-adaptive")
     always = [
-        Speaker("transformer", bases["transformer"], Plain()),
-        Speaker("transformer-xl", bases["transformer-xl"], Plain()),
-        Speaker("knn-lm", bases["transformer-xl"], knn("knn-lm", Plain())),
+        Speaker("transformer", bases["transformer"], PlainCombiner()),
+        Speaker("transformer-xl", bases["transformer-xl"], PlainCombiner()),
+        Speaker("knn-lm", bases["transformer-xl"], knn("knn-lm", PlainCombiner())),
         Speaker("spalm", bases["spalm"], gate),
         Speaker("spalm+knn", bases["spalm"], knn("spalm+knn", gate)),
     ]
 
     def speakers(split: HeldOut, position: int) -> list[Speaker]:
         mixture = load_mixture(adaptive, split, position).to(device)
-        return [*always, Speaker("spalm-adaptive", bases["spalm"], WithMixture(gate, mixture))]
+        return [*always, Speaker("spalm-adaptive", bases["spalm"], MixtureCombiner(gate, mixture))]
 
     return speakers
 

@@ -185,7 +185,7 @@ class SpalmForCausalLM(PreTrainedModel, GenerationMixin):
     def _log_probabilities(self, heard: EncodedTokens) -> Tensor:
         """Of the vocabulary; what is in the configuration's beyond it is a symbol that no text has."""
         live = self.live
-        retrieved = live.search(heard.keys) if self.use_memory else Retrieved.nothing(len(heard.keys))
+        retrieved = live.search(heard.keys) if self.use_memory else Retrieved.empty(len(heard.keys))
         combined = live.combiner.combine(live.model, heard.hidden, retrieved.to(live.device))
         missing = self.config.vocab_size - combined.log_probabilities.shape[-1]
         return F.pad(combined.log_probabilities, (0, missing), value=-torch.inf)

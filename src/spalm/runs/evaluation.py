@@ -85,7 +85,7 @@ def evaluate_model(
             retrievers = {split: Retriever(table, split, most) for split in HELD_OUT}
         loaded = trained.load(device)
         if isinstance(loaded, Spalm):
-            loaded.attend_to(settings.neighbours)
+            loaded.set_neighbours(settings.neighbours)
             return Scorer(loaded.base, loaded.gate, retrievers)
         return Scorer(loaded, None, retrievers)
 

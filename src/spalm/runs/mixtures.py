@@ -18,7 +18,7 @@ from spalm.errors import InputError
 from spalm.neighbours import NeighbourTable
 from spalm.runs.records import Records, records_stage
 from spalm.runs.rows import HELD_OUT
-from spalm.semiparametric.adaptive import FORM, AdaptiveMixture, AdaptiveSettings, learn_mixture
+from spalm.semiparametric.adaptive import PARAMETER_FORMAT, AdaptiveMixture, AdaptiveSettings, learn_mixture
 from spalm.semiparametric.knn import KnnSettings, tune_knn
 from spalm.semiparametric.retrieval import Retriever
 from spalm.training import load_parameters
@@ -110,7 +110,7 @@ def mix_adaptively(
             *BY_HALF,
         ]
 
-    own = {"adaptive": settings.as_json(), "form": FORM, **_about(records)}
+    own = {"adaptive": settings.as_json(), "form": PARAMETER_FORMAT, **_about(records)}
     parents = {"records": records.digest, "neighbours": table.digest}
     records_stage(own, parents).make(directory, fill)
     return Records(directory)

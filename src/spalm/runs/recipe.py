@@ -95,7 +95,7 @@ class Recipe(Settings):
         spalm = self.spalm.model_copy(update={"gate": gate})
         return SpalmModelSettings(network=self.network, training=self.training, spalm=spalm)
 
-    def test_memories(self, name: RowName) -> list[int]:
+    def test_memory_lengths(self, name: RowName) -> list[int]:
         """Returns the lengths of the short-term memory with which a row is evaluated."""
         if name == "transformer":
             return [0]

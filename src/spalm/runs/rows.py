@@ -24,7 +24,7 @@ class Row:
     """Row against which its significance is tested."""
 
     @property
-    def gated(self) -> bool:
+    def gate_log_probabilities(self) -> bool:
         """Whether retrieved tokens reach the network's output through the paper's gate."""
         return self.network == "spalm"
 

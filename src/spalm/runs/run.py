@@ -62,7 +62,7 @@ class Run:
     def corpus(self) -> Corpus:
         """The text as token arrays."""
         where, restart = self.directory / "corpus", self.execution.restart
-        return self._by_the_first(
+        return self._on_first_rank(
             lambda: build_corpus(self.recipe.corpus, where, restart=restart), lambda: Corpus(where)
         )
 
@@ -115,7 +115,7 @@ class Run:
         def find() -> NeighbourTable:
             return find_neighbours(self.memory, self.encoder, self.corpus, settings, where, self.execution)
 
-        return self._by_the_first(find, lambda: NeighbourTable(where, Memory(self.directory / "memory")))
+        return self._on_first_rank(find, lambda: NeighbourTable(where, Memory(self.directory / "memory")))
 
     def records(self, name: RowName, memory_length: int) -> Records:
         """Returns the scores of every dev and test position by a row with a short-term memory of that length."""
@@ -136,7 +136,7 @@ class Run:
 
     def rows(self, name: RowName) -> list[ResultRow]:
         """Returns the results of one row of the table: one for each memory length at test."""
-        return [self._row(name, memory_length) for memory_length in self.recipe.test_memories(name)]
+        return [self._row(name, memory_length) for memory_length in self.recipe.test_memory_lengths(name)]
 
     def _row(self, name: RowName, memory_length: int) -> ResultRow:
         row = ROWS[name]
@@ -155,14 +155,14 @@ class Run:
         console.print(f"written to {self.directory / 'results.json'}", highlight=False)
 
     def _show_passage(self, console: Console) -> None:
-        memory_length = self.recipe.test_memories("spalm")[0]
+        memory_length = self.recipe.test_memory_lengths("spalm")[0]
         spalm, reference = (self.records(name, memory_length) for name in ("spalm", "transformer-xl"))
         text = self.corpus.split("test")
         rows = where_memory_helped(text, spalm, reference, _PASSAGE_TOKENS)
         console.print("Where the long-term memory helped most in test; retrieved tokens that came are in green.")
         print_passage(text, self.corpus.tokeniser, rows, (spalm, reference), self.memory.entries(), console)
 
-    def _by_the_first(self, make: Callable[[], Opened], opened: Callable[[], Opened]) -> Opened:
+    def _on_first_rank(self, make: Callable[[], Opened], opened: Callable[[], Opened]) -> Opened:
         """Has the first rank make something, while the others wait and then open it."""
         hardware = self.execution.hardware
         ranks = hardware.ranks

@@ -1,4 +1,4 @@
-"""Tokens and neighbours in, SPALM out: gate, model, training; kNN-LM, the adaptive mixture; what models say, kept."""
+"""Hidden states and retrieved neighbours in, probabilities out: the gate and SPALM, kNN-LM, the adaptive mixture."""
 
 from spalm.semiparametric.adaptive import (
     AdaptiveMixture,
@@ -7,11 +7,18 @@ from spalm.semiparametric.adaptive import (
     TrainingExamples,
     learn_mixture,
 )
-from spalm.semiparametric.combiner import Combined, Combiner, Plain, ThroughGate, WithKnn, WithMixture
-from spalm.semiparametric.gate import Gate, GateSettings, Mixed
+from spalm.semiparametric.combiner import (
+    CombinedPrediction,
+    Combiner,
+    GateCombiner,
+    KnnCombiner,
+    MixtureCombiner,
+    PlainCombiner,
+)
+from spalm.semiparametric.gate import Gate, GateOutput, GateSettings
 from spalm.semiparametric.knn import Knn, KnnSettings, tune_knn
 from spalm.semiparametric.model import Spalm
-from spalm.semiparametric.retrieval import Retrieved, Retriever, advance_neighbours, look_up
+from spalm.semiparametric.retrieval import Retrieved, Retriever, advance_neighbours
 from spalm.semiparametric.scorer import Scorer, mean_loss, score_positions
 from spalm.semiparametric.search import Search, open_search
 from spalm.semiparametric.training import SpalmModelSettings, SpalmSettings, TrainedSpalm, train_spalm
@@ -20,14 +27,17 @@ __all__ = [
     "AdaptiveMixture",
     "AdaptiveSettings",
     "BaseOutputs",
-    "Combined",
+    "CombinedPrediction",
     "Combiner",
     "Gate",
+    "GateCombiner",
+    "GateOutput",
     "GateSettings",
     "Knn",
+    "KnnCombiner",
     "KnnSettings",
-    "Mixed",
-    "Plain",
+    "MixtureCombiner",
+    "PlainCombiner",
     "Retrieved",
     "Retriever",
     "Scorer",
@@ -35,14 +45,10 @@ __all__ = [
     "Spalm",
     "SpalmModelSettings",
     "SpalmSettings",
-    "ThroughGate",
     "TrainedSpalm",
     "TrainingExamples",
-    "WithKnn",
-    "WithMixture",
     "advance_neighbours",
     "learn_mixture",
-    "look_up",
     "mean_loss",
     "open_search",
     "score_positions",

@@ -1,6 +1,8 @@
-"""All ways to bring a memory in, behind one contract: hidden states and neighbours to probabilities of all tokens.
+"""Combiners: all ways to bring the long-term memory into a prediction, behind one contract.
 
-A combiner may stand on another: kNN-LM on the plain network is kNN-LM, on the gate it is SPALM + kNN.
+A combiner takes hidden states of a network and the neighbours retrieved for the same positions, and returns
+probabilities of the whole vocabulary, the network's share in them, and the weights of the neighbours. Combiners nest:
+kNN-LM over the plain network is kNN-LM, over the gate it is SPALM + kNN.
 """
 
 from dataclasses import dataclass
@@ -18,72 +20,84 @@ from spalm.semiparametric.retrieval import Retrieved
 
 
 @dataclass(frozen=True)
-class Combined:
+class CombinedPrediction:
+    """A prediction at some positions, and how much of it is the memory's."""
+
     log_probabilities: Float[Tensor, "n vocabulary"]
-    """Normalised over the whole vocabulary."""
-    network: Float[Tensor, "n"]
-    """The share of the network, the rest is the memory's: the mean of g_t, or 1 - lambda_t."""
-    weights: Float[Tensor, "n count"]
-    """How the memory's share is spread over the neighbours; those not looked at are left out at the end."""
+    """log p of every token, normalised over the whole vocabulary."""
+    network_share: Float[Tensor, "n"]
+    """Share of the network, the mean of g_t or 1 - lambda_t; the rest is the memory's."""
+    neighbour_weights: Float[Tensor, "n count"]
+    """How the memory's share is spread over the nearest neighbours, in their order. It may have fewer columns than
+    there are neighbours: a combiner uses only the nearest ones."""
 
 
 class Combiner(Protocol):
-    def combine(self, model: LanguageModel, hidden: Float[Tensor, "n width"], retrieved: Retrieved) -> Combined: ...
+    """The contract that every way to use a memory fulfils."""
+
+    def combine(
+        self, model: LanguageModel, hidden: Float[Tensor, "n width"], retrieved: Retrieved
+    ) -> CombinedPrediction:
+        """Returns the prediction at positions with these hidden states of `model` and these neighbours.
+
+        Where nothing was retrieved, the prediction is the network's own and its share is 1.
+        """
+        ...
 
 
-class Plain:
-    """The network alone: what every other combiner is when its memory is taken away."""
+class PlainCombiner:
+    """The network alone: what every other combiner becomes without a memory."""
 
-    def combine(self, model: LanguageModel, hidden: Float[Tensor, "n width"], _: Retrieved) -> Combined:
-        return Combined(model.log_probabilities(hidden), hidden.new_ones(len(hidden)), hidden.new_zeros(len(hidden), 0))
+    def combine(
+        self,
+        model: LanguageModel,
+        hidden: Float[Tensor, "n width"],
+        retrieved: Retrieved,  # noqa: ARG002
+    ) -> CombinedPrediction:
+        log_probabilities = model.log_probabilities(hidden)
+        return CombinedPrediction(log_probabilities, hidden.new_ones(len(hidden)), hidden.new_zeros(len(hidden), 0))
 
 
 @dataclass(frozen=True)
-class ThroughGate:
-    """SPALM."""
+class GateCombiner:
+    """SPALM: retrieved tokens enter the hidden state through the gate."""
 
     gate: Gate
 
-    def combine(self, model: LanguageModel, hidden: Float[Tensor, "n width"], retrieved: Retrieved) -> Combined:
-        mixed = self.gate(hidden, retrieved.first(self.gate.settings.neighbours), model)
-        return Combined(model.log_probabilities(mixed.vectors), mixed.gate.mean(-1), mixed.attention)
+    def combine(
+        self, model: LanguageModel, hidden: Float[Tensor, "n width"], retrieved: Retrieved
+    ) -> CombinedPrediction:
+        output = self.gate(hidden, retrieved.nearest(self.gate.settings.attended), model)
+        return CombinedPrediction(model.log_probabilities(output.vectors), output.gate.mean(-1), output.attention)
 
 
 @dataclass(frozen=True)
-class WithKnn:
-    """kNN-LM's fixed weight."""
+class KnnCombiner:
+    """kNN-LM: the neighbours' distribution is mixed with another combiner's by a fixed weight."""
 
     inner: Combiner
     knn: Knn
 
-    def combine(self, model: LanguageModel, hidden: Float[Tensor, "n width"], retrieved: Retrieved) -> Combined:
-        return self.over(self.inner.combine(model, hidden, retrieved).log_probabilities, hidden, retrieved)
-
-    def over(
-        self, base: Float[Tensor, "n vocabulary"], hidden: Float[Tensor, "n width"], retrieved: Retrieved
-    ) -> Combined:
-        """The same, where the inner combiner's log-probabilities are at hand."""
-        del hidden
-        mixed = self.knn.log_probabilities(base, retrieved)
-        return Combined(mixed, 1 - self.knn.share(retrieved), self.knn.weights(retrieved))
+    def combine(
+        self, model: LanguageModel, hidden: Float[Tensor, "n width"], retrieved: Retrieved
+    ) -> CombinedPrediction:
+        log_base = self.inner.combine(model, hidden, retrieved).log_probabilities
+        mixed = self.knn.log_probabilities(log_base, retrieved)
+        return CombinedPrediction(mixed, 1 - self.knn.share(retrieved), self.knn.weights(retrieved))
 
 
 @dataclass(frozen=True)
-class WithMixture:
-    """A weight for each position."""
+class MixtureCombiner:
+    """The adaptive mixture: as kNN-LM, with a weight that depends on the position."""
 
     inner: Combiner
     mixture: AdaptiveMixture
 
-    def combine(self, model: LanguageModel, hidden: Float[Tensor, "n width"], retrieved: Retrieved) -> Combined:
-        return self.over(self.inner.combine(model, hidden, retrieved).log_probabilities, hidden, retrieved)
-
-    def over(
-        self, base: Float[Tensor, "n vocabulary"], hidden: Float[Tensor, "n width"], retrieved: Retrieved
-    ) -> Combined:
-        """The same, where the inner combiner's log-probabilities are at hand."""
-        retrieved = retrieved.first(self.mixture.neighbours).padded(self.mixture.neighbours)
-        outputs = BaseOutputs.of(hidden, base, retrieved)
-        weight, weights = self.mixture(outputs, retrieved)
-        mixed = self.mixture.log_probabilities(base, outputs, retrieved)
-        return Combined(mixed, 1 - torch.sigmoid(weight), weights * retrieved.there)
+    def combine(
+        self, model: LanguageModel, hidden: Float[Tensor, "n width"], retrieved: Retrieved
+    ) -> CombinedPrediction:
+        log_base = self.inner.combine(model, hidden, retrieved).log_probabilities
+        retrieved = retrieved.nearest(self.mixture.neighbours).padded(self.mixture.neighbours)
+        logit, weights = self.mixture(BaseOutputs.of(hidden, log_base, retrieved), retrieved)
+        mixed = self.mixture.log_probabilities(log_base, retrieved, logit, weights)
+        return CombinedPrediction(mixed, 1 - torch.sigmoid(logit), weights * retrieved.present)

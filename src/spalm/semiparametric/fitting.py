@@ -1,4 +1,4 @@
-"""Fitting a small network to positions that are held in memory: passes in random order, a cosine of learning rates."""
+"""Fitting a small network to positions held in memory: passes in random order, learning rates along a cosine."""
 
 from collections.abc import Callable
 from typing import Protocol
@@ -8,6 +8,8 @@ from torch import Tensor, nn
 
 
 class FitSettings(Protocol):
+    """Settings that every fit needs."""
+
     passes: int
     batch_size: int
     learning_rate: float
@@ -18,7 +20,10 @@ class FitSettings(Protocol):
 def fit_network(
     network: nn.Module, settings: FitSettings, count: int, loss_of: Callable[[Tensor], Tensor], order: torch.Generator
 ) -> None:
-    """Lowers the loss of `count` positions, given as a function of some of their numbers. Leaves the network frozen."""
+    """Minimises the loss over `count` positions and leaves the network frozen.
+
+    `loss_of` returns the mean loss of the positions with given indices; `order` draws the order of the positions.
+    """
     optimiser = torch.optim.AdamW(
         network.parameters(), settings.learning_rate, weight_decay=settings.weight_decay, fused=True
     )

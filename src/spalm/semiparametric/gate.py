@@ -1,4 +1,4 @@
-"""The paper's way to combine the two memories (section 2.3): attention over retrieved tokens, and a gate.
+"""The paper's gate (section 2.3): attention over retrieved tokens, mixed with the hidden state.
 
     m_t = sum_k softmax_k(y_k . q_t) y_k            y_k: vectors of the retrieved tokens, q_t = h_t
     g_t = sigmoid(w_g . h_t)
@@ -23,44 +23,46 @@ from spalm.settings import Settings
 
 
 class GateSettings(Settings):
+    """Settings of the gate."""
+
     neighbours: int | None = Field(default=None, ge=0)
-    """Retrieved tokens that are attended to, K; default: neighbours.count. May be changed at test."""
+    """Number of retrieved tokens that are attended to, K; default: neighbours.count. May be changed at test."""
     kind: Literal["vector", "scalar"] = "vector"
     """One gate for each dimension, as in the paper's figures, or one for all, as in its equation."""
     bias: float = 2.0
-    """What the gate begins with: sigmoid(bias) is the share of h_t."""
+    """Initial bias of the gate: sigmoid(bias) is the share of h_t."""
     scaled: bool = True
-    """Retrieved tokens' vectors have the scale of the input embeddings; otherwise that of the shared table."""
+    """Give the vectors of retrieved tokens the scale of the input embeddings instead of that of the shared table."""
     project_query: bool = False
     """Attend with a linear projection of h_t instead of h_t itself."""
     project_memory: bool = False
-    """m_t goes through a linear map, the identity at first: for networks whose h_t is unlike their tokens' vectors."""
+    """Pass m_t through a linear map, initially the identity: for networks whose h_t is unlike their tokens' vectors."""
     distance_bias: bool = False
-    """A neighbour's distance counts in the attention, by a weight that is learned."""
+    """Subtract the distance of a neighbour, times a learned weight, from its attention score."""
     dropout: float = Field(default=0.0, ge=0, lt=1)
-    """Share of the retrieved tokens that are hidden in training."""
+    """Share of the retrieved tokens that are dropped in training."""
 
     @property
     def attended(self) -> int:
-        """K, once it is filled in."""
+        """K, which must have been filled in."""
         assert self.neighbours is not None
         return self.neighbours
 
 
 @dataclass(frozen=True)
-class Mixed:
-    """What comes out of the gate, in single precision."""
+class GateOutput:
+    """Output of the gate, in single precision."""
 
     vectors: Float[Tensor, "*batch width"]
     """z_t; h_t where nothing was retrieved."""
     gate: Float[Tensor, "*batch gates"]
     """g_t; 1 where nothing was retrieved."""
     attention: Float[Tensor, "*batch count"]
-    """The weights of the retrieved tokens in m_t; nothing where there is none."""
+    """Weights of the retrieved tokens in m_t; 0 where there is no neighbour."""
 
 
 class Gate(nn.Module):
-    """z_t from h_t and what was retrieved."""
+    """Computes z_t from h_t and the retrieved tokens."""
 
     def __init__(self, settings: GateSettings, width: int):
         super().__init__()
@@ -71,6 +73,7 @@ class Gate(nn.Module):
         self.distance_weight = nn.Parameter(torch.zeros(())) if settings.distance_bias else None
 
     def initialise(self) -> "Gate":
+        """Sets the parameters to their initial values; nothing is drawn."""
         nn.init.zeros_(self.gate.weight)
         nn.init.constant_(self.gate.bias, self.settings.bias)
         for projection in (self.query, self.memory):
@@ -78,27 +81,27 @@ class Gate(nn.Module):
                 nn.init.eye_(projection.weight)
         return self
 
-    def forward(self, hidden: Float[Tensor, "*batch width"], retrieved: Retrieved, model: LanguageModel) -> Mixed:
+    def forward(self, hidden: Float[Tensor, "*batch width"], retrieved: Retrieved, model: LanguageModel) -> GateOutput:
         with torch.autocast(hidden.device.type, enabled=False):
             return self._mix(hidden if hidden.dtype == torch.float64 else hidden.float(), retrieved, model)
 
-    def _mix(self, hidden: Tensor, retrieved: Retrieved, model: LanguageModel) -> Mixed:
-        there = retrieved.there
+    def _mix(self, hidden: Tensor, retrieved: Retrieved, model: LanguageModel) -> GateOutput:
+        present = retrieved.present
         if self.training and self.settings.dropout:
-            there = there & (torch.rand(there.shape, device=there.device) >= self.settings.dropout)
+            present = present & (torch.rand(present.shape, device=present.device) >= self.settings.dropout)
         gate = torch.sigmoid(self.gate(hidden))
         if not retrieved.tokens.shape[-1]:
-            return Mixed(hidden, torch.ones_like(gate), retrieved.distances)
+            return GateOutput(hidden, torch.ones_like(gate), retrieved.distances)
         vectors = model.embed(retrieved.tokens)  # (*batch, K, width)
         query = hidden if self.query is None else self.query(hidden)
         scores = torch.einsum("...kd,...d->...k", vectors, query)
         if self.distance_weight is not None:
-            scores = scores - self.distance_weight * retrieved.distances.masked_fill(~there, 0.0)
-        # Where nothing is there at all, a softmax of equal nothings is made, and not used.
-        weights = torch.softmax(scores.masked_fill(~there, torch.finfo(scores.dtype).min), dim=-1)
+            scores = scores - self.distance_weight * retrieved.distances.masked_fill(~present, 0.0)
+        # Without any neighbour the softmax is uniform, and the gate of 1 below discards it.
+        weights = torch.softmax(scores.masked_fill(~present, torch.finfo(scores.dtype).min), dim=-1)
         scale = self.width**0.5 if self.settings.scaled else 1.0
         aggregated = torch.einsum("...k,...kd->...d", weights, vectors) * scale  # m_t
         if self.memory is not None:
             aggregated = self.memory(aggregated)
-        gate = gate.masked_fill(~there.any(-1, keepdim=True), 1.0)
-        return Mixed(torch.lerp(aggregated, hidden, gate.expand_as(hidden)), gate, weights * there)
+        gate = gate.masked_fill(~present.any(-1, keepdim=True), 1.0)
+        return GateOutput(torch.lerp(aggregated, hidden, gate.expand_as(hidden)), gate, weights * present)

@@ -5,12 +5,12 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from spalm.lm import Transformer
-from spalm.semiparametric.gate import Gate, GateSettings, Mixed
+from spalm.semiparametric.gate import Gate, GateOutput, GateSettings
 from spalm.semiparametric.retrieval import Retrieved
 
 
 class Spalm(nn.Module):
-    """`base` is read as any language model; `mix` turns its h_t into z_t, from which `base` predicts."""
+    """A transformer-XL with a gate: `base` computes h_t, the gate turns it into z_t, from which `base` predicts."""
 
     def __init__(self, base: Transformer, settings: GateSettings):
         super().__init__()
@@ -18,26 +18,29 @@ class Spalm(nn.Module):
         self.gate = Gate(settings, base.width)
 
     def initialise(self, seed: int) -> "Spalm":
+        """Draws the network's parameters and sets the gate's."""
         self.base.initialise(seed)
         self.gate.initialise()
         return self
 
-    def attend_to(self, neighbours: int | None) -> "Spalm":
-        """With so many neighbours from now on; None: as many as in training."""
+    def set_neighbours(self, neighbours: int | None) -> "Spalm":
+        """Changes the number of neighbours that are attended to; None leaves it as in training."""
         if neighbours is not None:
             self.gate.settings = self.gate.settings.model_copy(update={"neighbours": neighbours})
         return self
 
-    def mix(self, hidden: Float[Tensor, "*batch width"], retrieved: Retrieved) -> Mixed:
+    def apply_gate(self, hidden: Float[Tensor, "*batch width"], retrieved: Retrieved) -> GateOutput:
+        """Returns z_t and the gate's values."""
         return self.gate(hidden, retrieved, self.base)
 
     def forward(
         self, tokens: Int[Tensor, "batch time"], memory: list[Tensor] | None, retrieved: Retrieved
     ) -> tuple[Float[Tensor, "batch time width"], list[Tensor]]:
-        """z of a segment, and every layer's inputs."""
+        """Returns z of a segment, and the inputs of every layer."""
         hidden, layer_inputs = self.base(tokens, memory)
-        return self.mix(hidden, retrieved).vectors, layer_inputs
+        return self.apply_gate(hidden, retrieved).vectors, layer_inputs
 
     @property
     def device(self) -> torch.device:
+        """Device of the parameters."""
         return self.gate.gate.weight.device

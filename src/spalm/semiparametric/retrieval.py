@@ -1,4 +1,7 @@
-"""From a position to the tokens that followed its neighbours: a look-up in the table, once that is made."""
+"""Retrieved neighbours: from the ids of entries to the tokens that followed them.
+
+For positions of the corpus this is a look-up in the neighbour table.
+"""
 
 from dataclasses import dataclass
 
@@ -16,29 +19,41 @@ from spalm.neighbours.table import without_the_forgotten
 
 @dataclass(frozen=True)
 class Retrieved:
-    """The neighbours of some positions, nearest first: the tokens y_k that followed them, and how far away they are."""
+    """The neighbours of some positions, nearest first: the tokens y_k that followed them, and their distances."""
 
     tokens: Int[Tensor, "*batch count"]
+    """Tokens that followed the neighbours; arbitrary where there is no neighbour."""
     distances: Float[Tensor, "*batch count"]
-    """Squared; infinite where there is no such neighbour, whatever token stands there."""
+    """Squared distances; infinite where there is no neighbour."""
     ids: Int[Tensor, "*batch count"]
-    """The entries themselves; MISSING where there is none."""
+    """Ids of the entries; MISSING where there is no neighbour."""
 
     @classmethod
-    def nothing(cls, rows: int) -> "Retrieved":
-        """No neighbours at all."""
-        nothing = torch.zeros(rows, 0, dtype=torch.long)
-        return cls(nothing, nothing.float(), nothing)
+    def empty(cls, rows: int) -> "Retrieved":
+        """Returns no neighbours at all for each of `rows` positions."""
+        ids = torch.zeros(rows, 0, dtype=torch.long)
+        return cls(ids, ids.float(), ids)
+
+    @classmethod
+    def from_ids(
+        cls, ids: Int[np.ndarray, "*batch count"], distances: Float[np.ndarray, "*batch count"], entries: Entries
+    ) -> "Retrieved":
+        """Returns neighbours with the tokens that followed them; forgotten entries must be MISSING already."""
+        tokens = entries.tokens_of(ids).clip(0)
+        arrays = (tokens.astype(np.int64), np.array(distances), np.array(ids, np.int64))
+        return cls(*map(torch.from_numpy, arrays))
 
     @property
-    def there(self) -> Bool[Tensor, "*batch count"]:
+    def present(self) -> Bool[Tensor, "*batch count"]:
+        """Mask of the neighbours that exist."""
         return torch.isfinite(self.distances)
 
-    def first(self, count: int) -> "Retrieved":
+    def nearest(self, count: int) -> "Retrieved":
+        """Returns the `count` nearest neighbours of each position."""
         return self[..., :count]
 
     def padded(self, count: int) -> "Retrieved":
-        """With at least so many columns; those that are added hold nothing."""
+        """Returns at least `count` columns; the added ones hold no neighbour."""
         missing = (0, max(0, count - self.tokens.shape[-1]))
         pad = torch.nn.functional.pad
         return Retrieved(
@@ -51,33 +66,29 @@ class Retrieved:
         return Retrieved(self.tokens[which], self.distances[which], self.ids[which])
 
     def to(self, device: torch.device) -> "Retrieved":
+        """Returns the same neighbours on a device."""
         return Retrieved(self.tokens.to(device), self.distances.to(device), self.ids.to(device))
 
 
-def look_up(
-    ids: Int[np.ndarray, "*batch count"], distances: Float[np.ndarray, "*batch count"], entries: Entries
-) -> Retrieved:
-    """With the tokens that followed the entries; those that are not alive are MISSING already."""
-    tokens = entries.tokens_of(ids).clip(0)
-    arrays = (tokens.astype(np.int64), np.array(distances), np.array(ids, np.int64))
-    return Retrieved(*map(torch.from_numpy, arrays))
+def advance_neighbours(previous: Retrieved, observed: Int[Tensor, "n"], entries: Entries) -> Retrieved:
+    """Returns neighbours for the next position without a search.
 
-
-def advance_neighbours(before: Retrieved, came: Int[Tensor, "n"], entries: Entries) -> Retrieved:
-    """One token later, without a search: the entries that follow those neighbours that were right about the token that
-    came, with the distances that these had."""
-    ids = before.ids.cpu().numpy()
+    They are the entries that follow those neighbours of the previous position whose token was the observed one, with
+    the distances that these had.
+    """
+    ids = previous.ids.cpu().numpy()
     held = entries.documents_held
-    right = (before.there & (before.tokens == came[:, None])).cpu().numpy()
+    right = (previous.present & (previous.tokens == observed[:, None])).cpu().numpy()
     follows = right & (held.index_of(ids) == held.index_of(ids + 1)) & (entries.rows(ids + 1) >= 0)
-    distances = np.where(follows, before.distances.cpu().numpy(), np.inf).astype(np.float32)
+    distances = np.where(follows, previous.distances.cpu().numpy(), np.inf).astype(np.float32)
     order = np.argsort(distances, axis=-1, kind="stable")
-    moved = np.take_along_axis(np.where(follows, ids + 1, MISSING), order, -1)
-    return look_up(moved, np.take_along_axis(distances, order, -1), entries).to(before.tokens.device)
+    advanced = np.take_along_axis(np.where(follows, ids + 1, MISSING), order, -1)
+    distances = np.take_along_axis(distances, order, -1)
+    return Retrieved.from_ids(advanced, distances, entries).to(previous.tokens.device)
 
 
 class Retriever:
-    """Neighbours of one split's positions, as of the memory's version when it was made."""
+    """Neighbours of the positions of one split, from the table and the memory's version at the time it was opened."""
 
     def __init__(self, table: NeighbourTable, split: Split, count: int):
         ids, distances = table.array(f"{split}.ids"), table.array(f"{split}.distances")
@@ -90,8 +101,9 @@ class Retriever:
         self._entries = table.memory.entries()
 
     def __call__(self, positions: Int[np.ndarray, "*batch"]) -> Retrieved:
+        """Returns the neighbours of some positions, without documents that were forgotten."""
         flat = positions.reshape(-1)
         ids, distances = self._ids[flat].astype(np.int64), self._distances[flat]
         ids, distances = without_the_forgotten(ids, distances, self._entries)
         shape = (*positions.shape, ids.shape[1])
-        return look_up(ids.reshape(shape), distances.reshape(shape), self._entries)
+        return Retrieved.from_ids(ids.reshape(shape), distances.reshape(shape), self._entries)

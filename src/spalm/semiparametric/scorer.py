@@ -1,6 +1,6 @@
-"""Scoring positions of held-out text: log-probabilities of the tokens that came, and what mixtures learn from."""
+"""Scoring positions of held-out text: log-probabilities of the tokens that came, and inputs of the mixtures."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,28 +22,31 @@ _ROWS = 1024
 
 @dataclass(frozen=True)
 class Scorer:
-    """A model, and what it uses besides its short-term memory."""
+    """A language model, with its gate and its neighbours if it has a long-term memory."""
 
     model: LanguageModel
     gate: Gate | None = None
-    retrievers: dict[Split, Retriever] | None = None
-    everything: bool = True
-    """Not only log-probabilities."""
+    retrievers: Mapping[Split, Retriever] | None = None
+    """Neighbours of the positions of each split that is read."""
+    log_probabilities_only: bool = False
+    """Leave out everything else, to save time."""
 
-    def score(self, split: TokenSplit, positions: Int[np.ndarray, "n"], hidden: Float[Tensor, "n width"]):
-        """The arrays' rows of some positions, by name."""
+    def score(
+        self, split: TokenSplit, positions: Int[np.ndarray, "n"], hidden: Float[Tensor, "n width"]
+    ) -> dict[str, Tensor]:
+        """Returns the rows of some positions in the arrays of `spalm.runs.records`, by the arrays' names."""
         targets = torch.from_numpy(split.targets(positions)).to(hidden.device)
         if self.retrievers is None:
             return {"log_probabilities": self.model.target_log_probabilities(hidden, targets)}
         retrieved = self.retrievers[split.split](positions).to(hidden.device)
         found, mixed = {}, hidden
         if self.gate is not None:
-            attended = retrieved.first(self.gate.settings.neighbours)
-            through = self.gate(hidden, attended, self.model)
-            mixed = through.vectors
-            found["gate"], found["attention"] = through.gate.half(), through.attention.half()
+            attended = retrieved.nearest(self.gate.settings.attended)
+            output = self.gate(hidden, attended, self.model)
+            mixed = output.vectors
+            found["gate"], found["attention"] = output.gate.half(), output.attention.half()
             found["neighbours"], found["distances"] = attended.ids, attended.distances
-        if not self.everything:
+        if self.log_probabilities_only:
             return {"log_probabilities": self.model.target_log_probabilities(mixed, targets)}
         if self.gate is not None:
             found["without_memory"] = self.model.target_log_probabilities(hidden, targets)
@@ -79,7 +82,7 @@ def score_positions(
     positions: range,
     progress: Callable[[int], None] = lambda _: None,
 ) -> dict[str, np.ndarray]:
-    """Returns the arrays of all `positions`, by name; `progress` is told how many more are done."""
+    """Returns the arrays of all `positions`, by name; `progress` is called with the number of positions just done."""
     start, stop = positions.start, positions.stop
     arrays: dict[str, np.ndarray] = {}
     for group, hidden in hidden_states(scorer.model, split, reading, positions):

@@ -1,4 +1,4 @@
-"""Live searches of a memory: keys in, what was retrieved out."""
+"""Live search of a memory: keys in, retrieved neighbours out."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,30 +9,35 @@ from spalm.compute import half_of_machine_ram
 from spalm.errors import InputError
 from spalm.memory import Memory
 from spalm.neighbours import Exclusion, Kind, Searcher, make_searcher, open_searcher
-from spalm.semiparametric.retrieval import Retrieved, look_up
+from spalm.semiparametric.retrieval import Retrieved
 
 _RECALL, _JUDGED = 0.95, 64
-"""Share of the nearest so many that an index must find."""
+"""Share of the nearest neighbours that an index must find, and the number of nearest neighbours it is judged by."""
 _QUERIES = 64
-"""Searched for together: candidates of each are compared by whole keys."""
+"""Queries searched for at a time: candidates of each are compared by whole keys."""
 _FEW = 2000
-"""Entries that are searched one by one faster than through an index."""
+"""Number of entries up to which exact search is faster than an index."""
 
 
 @dataclass(frozen=True)
 class Search:
+    """A search for the nearest entries of a memory."""
+
     searcher: Searcher
     count: int
-    """Neighbours of a position."""
+    """Number of neighbours of each key."""
     below: int | None = None
-    """Only entries with lower ids are found."""
+    """Find only entries with lower ids than this."""
 
     def __call__(self, keys: np.ndarray, own: np.ndarray | None = None) -> Retrieved:
-        """With the ids of the keys, where they are entries themselves: nothing of their own documents."""
-        return look_up(*self.find(keys, own), self.searcher.memory.entries())
+        """Returns the neighbours of some keys.
+
+        `own` holds the keys' ids if they are entries themselves; then nothing of their own documents is found.
+        """
+        return Retrieved.from_ids(*self.find(keys, own), self.searcher.memory.entries())
 
     def find(self, keys: np.ndarray, own: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """(ids, squared distances), nearest first."""
+        """Returns (ids, squared distances), nearest first."""
         exclusion = Exclusion(document=own is not None)
         found = [
             self.searcher.search(
@@ -49,7 +54,10 @@ class Search:
 
 
 def open_search(memory: Memory, directory: Path, count: int) -> Search:
-    """Through the index at `directory`, made now if there is none that fits. What was remembered since joins it."""
+    """Returns a search through the index at `directory`, which is built if there is none that fits.
+
+    Entries that were remembered since are added to it.
+    """
     try:
         searcher = open_searcher(memory, directory)[0]
     except InputError:

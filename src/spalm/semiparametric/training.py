@@ -1,7 +1,8 @@
-"""A transformer-XL and a table of neighbours to a trained SPALM."""
+"""Training of SPALM: from a transformer-XL and a table of neighbours to a trained model."""
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,19 +23,21 @@ from spalm.semiparametric.scorer import Scorer, mean_loss
 from spalm.settings import Settings
 from spalm.training import BEST, TrainingTask, load_parameters, train, training_stage
 
-KIND = "semiparametric language model"
-VERSION = 1
+_KIND = "semiparametric language model"
+_VERSION = 1
 
 
 class SpalmSettings(Settings):
+    """Settings of SPALM beyond those of its transformer-XL."""
+
     gate: GateSettings = GateSettings()
-    """How retrieved tokens come in."""
+    """The gate through which retrieved tokens enter."""
     start: float = Field(default=0.6, ge=0, lt=1)
-    """Share of the training steps that are transformer-XL's: SPALM takes over from its parameters there, and makes the
-    rest of the same steps. 0: it is trained from scratch."""
+    """Share of the training steps that transformer-XL makes: SPALM takes over its parameters there and makes the rest.
+    With 0 it is trained from scratch."""
 
     def first_step(self, steps: int) -> int:
-        """The step at which it takes over: none is transformer-XL's only if `start` is 0, at least one is its own."""
+        """Returns the step at which SPALM takes over: 0 only if `start` is 0, and before the last step."""
         return min(max(1, round(self.start * steps)), steps - 1) if self.start else 0
 
 
@@ -45,17 +48,19 @@ class SpalmModelSettings(ModelSettings):
 
     @property
     def first_step(self) -> int:
-        """The step of training at which SPALM takes over from transformer-XL; 0: it is trained from scratch."""
+        """The training step at which SPALM takes over from transformer-XL; 0 if it is trained from scratch."""
         return self.spalm.first_step(self.training.steps)
 
 
-Look = Callable[[np.ndarray], Retrieved]
-"""Positions to what was retrieved for them."""
+RetrieveFunction = Callable[[np.ndarray], Retrieved]
+"""A function from positions to their neighbours."""
 
 
-def segment_loss(model: Spalm, retriever: Look, memory_length: int, batch: Batch, memory: list[Tensor]):
-    """Summed cross-entropy of a segment, and the short-term memory after it."""
-    retrieved = retriever(batch.positions).to(batch.inputs.device)
+def spalm_segment_loss(
+    model: Spalm, retrieve: RetrieveFunction, memory_length: int, batch: Batch, memory: list[Tensor]
+) -> tuple[Tensor, list[Tensor]]:
+    """Returns the summed cross-entropy of a segment, and the short-term memory after it."""
+    retrieved = retrieve(batch.positions).to(batch.inputs.device)
     mixed, layer_inputs = model(batch.inputs, memory or None, retrieved)
     loss = model.base.vocabulary.loss(mixed.flatten(0, 1), batch.targets.flatten())
     return loss, remembered(memory or None, layer_inputs, memory_length)
@@ -69,7 +74,10 @@ def train_spalm(
     directory: Path,
     execution: Execution,
 ) -> "TrainedSpalm":
-    """Trains at `directory`, from the parameters that `start` kept or from scratch; continues, or finds it there."""
+    """Trains a SPALM at `directory`, or finds it there; a killed training continues.
+
+    It starts from the parameters that `start` kept at the step where SPALM takes over, or from scratch.
+    """
     training, gate = settings.training, settings.spalm.gate
     if (settings.first_step > 0) != (start is not None):
         raise InputError(f"spalm.start = {settings.spalm.start}: transformer-XL's parameters go with a start above 0")
@@ -79,13 +87,18 @@ def train_spalm(
         if start is not None:
             model.base = start.kept()
         if not gate.neighbours:
-            model.gate.requires_grad_(False)  # nothing comes through it
-        retriever: Look = Retriever(table, "train", gate.attended)
+            model.gate.requires_grad_(False)  # no gradient reaches it
+        retrieve: RetrieveFunction = Retriever(table, "train", gate.attended)
         if execution.hardware.compile:
-            retriever = torch.compiler.disable(retriever.__call__)  # it reads from disk
+            # Reading from disk cannot be compiled.
+            retrieve = torch.compiler.disable(retrieve.__call__)  # pyright: ignore[reportAssignmentType]
         reading = Reading.of(settings.network.layers, training.segment_length, training.memory_length, DEV_LANES)
         dev = corpus.split("dev")
-        scorer = Scorer(model.base, model.gate, {"dev": Retriever(table, "dev", gate.attended)}, everything=False)
+        retrievers = {"dev": Retriever(table, "dev", gate.attended)}
+        scorer = Scorer(model.base, model.gate, retrievers, log_probabilities_only=True)
+
+        def loss(model: Any, batch: Batch, memory: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+            return spalm_segment_loss(model, retrieve, training.memory_length, batch, memory)
 
         def dev_loss() -> float:
             model.eval()
@@ -96,7 +109,7 @@ def train_spalm(
         task = TrainingTask(
             title=f"train {directory.name}",
             model=model,
-            loss=lambda model, batch, memory: segment_loss(model, retriever, training.memory_length, batch, memory),
+            loss=loss,
             train=corpus.split("train"),
             dev_loss=dev_loss,
             settings=training,
@@ -106,23 +119,24 @@ def train_spalm(
 
     parents = {"corpus": corpus.digest, "neighbours": table.digest}
     parents |= {} if start is None else {"start": start.digest}
-    training_stage(Stage(KIND, VERSION, settings.as_json(), parents), directory, make, execution)
+    training_stage(Stage(_KIND, _VERSION, settings.as_json(), parents), directory, make, execution)
     return TrainedSpalm(directory)
 
 
 class TrainedSpalm(Artifact):
-    """A trained SPALM on disk: its settings, and the model itself by `load`."""
+    """A trained SPALM on disk: its settings, and `load` for the model itself."""
 
     def __init__(self, directory: Path | str):
-        super().__init__(directory, KIND)
+        super().__init__(directory, _KIND)
         self.model_settings = SpalmModelSettings.parse(self.settings, str(self.directory))
 
     @property
     def parameters(self) -> int:
+        """Number of parameters."""
         return self.facts["parameters"]
 
     def load(self, device: torch.device) -> Spalm:
-        """The model, ready to be read with."""
+        """Returns the model on a device, frozen and in evaluation mode."""
         base = Transformer(self.model_settings.network, self.facts["vocabulary"])
         model = Spalm(base, self.model_settings.spalm.gate)
         load_parameters(model, self.directory / BEST)

@@ -1,17 +1,17 @@
 """Models in, numbers and pictures out: what a model says of held-out text, perplexities, analyses, the report."""
 
 from spalm.study.analyses.by_neighbours import COUNTS, vary_neighbours
-from spalm.study.analysis import Analysis, Asked
-from spalm.study.registry import ANALYSES, asked_for, available, study
+from spalm.study.analysis import Analysis, AnalysisRequest
+from spalm.study.registry import ANALYSES, available, make_request, study
 from spalm.study.report import write_report
 
 __all__ = [
     "ANALYSES",
     "Analysis",
-    "Asked",
+    "AnalysisRequest",
     "COUNTS",
-    "asked_for",
     "available",
+    "make_request",
     "study",
     "vary_neighbours",
     "write_report",

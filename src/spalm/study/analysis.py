@@ -29,7 +29,7 @@ Cell = str | int | float | None
 
 
 @dataclass(frozen=True)
-class Tabular:
+class DataTable:
     columns: list[str]
     rows: list[list[Cell]]
     title: str = ""
@@ -41,7 +41,7 @@ class Analysis:
     title: str
     caption: str
     """What is counted, and of what: enough to read the picture without the text around it."""
-    tables: dict[str, Tabular]
+    tables: dict[str, DataTable]
     draw: Callable[[Axes], None]
     size: tuple[float, float] = (7.0, 3.6)
     """Of the picture, in inches."""
@@ -60,7 +60,7 @@ class Analysis:
                 left = any(isinstance(row[number], str) for row in table.rows)
                 shown.add_column(column, justify="left" if left else "right")
             for row in table.rows[:longest]:
-                shown.add_row(*(Text(as_text(cell)) for cell in row))
+                shown.add_row(*(Text(format_cell(cell)) for cell in row))
             if len(table.rows) > longest:
                 shown.caption = f"{len(table.rows) - longest:,} more in {self.name}.csv"
             console.print(shown)
@@ -83,7 +83,7 @@ class Analysis:
 
 
 @dataclass(frozen=True)
-class Asked:
+class AnalysisRequest:
     """What an analysis is to look at."""
 
     run: FinishedRun
@@ -111,7 +111,7 @@ class Asked:
         return nats / float(np.log(2)) if self.unit_of_tokens == "bits/token" else float(np.exp(min(nats, 700.0)))
 
 
-def as_text(cell: Cell) -> str:
+def format_cell(cell: Cell) -> str:
     """A cell as people read it."""
     if cell is None:
         return ""

@@ -8,41 +8,41 @@ from rich.console import Console
 from spalm.errors import InputError
 from spalm.runs import FinishedRun, HeldOut
 from spalm.runs.passage import passage_of
-from spalm.study.analyses.ablation import cost_of_ablation
-from spalm.study.analyses.by_neighbours import by_neighbours, made_before
+from spalm.study.analyses.ablation import ablation_cost
+from spalm.study.analyses.by_neighbours import by_neighbours, existing_variants
 from spalm.study.analyses.curves import training_curves
 from spalm.study.analyses.gates import gate_heatmap, gate_histogram
 from spalm.study.analyses.matches import neighbour_matches
 from spalm.study.analyses.outputs import output_analysis
-from spalm.study.analyses.pairs import all_pairs
+from spalm.study.analyses.pairs import pairwise_significance
 from spalm.study.analyses.slices import by_frequency, by_position
 from spalm.study.analyses.strips import neighbour_strips
-from spalm.study.analysis import Analysis, Asked
+from spalm.study.analysis import Analysis, AnalysisRequest
 
-ANALYSES: dict[str, Callable[[Asked], Analysis]] = {
+ANALYSES: dict[str, Callable[[AnalysisRequest], Analysis]] = {
     "strips": neighbour_strips,
     "outputs": output_analysis,
     "gates": gate_histogram,
     "heatmap": gate_heatmap,
     "neighbours": by_neighbours,
     "matches": neighbour_matches,
-    "significance": all_pairs,
+    "significance": pairwise_significance,
     "position": by_position,
     "frequency": by_frequency,
-    "ablation": cost_of_ablation,
+    "ablation": ablation_cost,
     "curves": training_curves,
 }
 _LENGTH = 48
 
 
 def available(run: FinishedRun) -> list[str]:
-    """The analyses that a run has something for: numbers of neighbours are varied only where somebody asked for it."""
-    return [name for name in ANALYSES if name != "neighbours" or len(made_before(run)) > 2]
+    """The analyses that a run has something for: numbers of neighbours are varied only where somebody request for it."""
+    return [name for name in ANALYSES if name != "neighbours" or len(existing_variants(run)) > 2]
 
 
-def asked_for(
+def make_request(
     run: FinishedRun, split: HeldOut, model: str, first: int | None = None, length: int | None = None
-) -> Asked:
+) -> AnalysisRequest:
     """What a user wants to look at; refuses what the run does not have."""
     with_memory = [each for each in run.rows if run.result(each)["without_long_term_memory"]]
     if model not in with_memory:
@@ -51,15 +51,15 @@ def asked_for(
     if first is not None and first >= count:
         raise InputError(f"--first {first:,}: {split} has {count:,} tokens; give less")
     passage = None if first is None and length is None else passage_of(run, split, length or _LENGTH, first)
-    return Asked(run, split, model, passage)
+    return AnalysisRequest(run, split, model, passage)
 
 
-def study(asked: Asked, names: list[str], folder: Path, console: Console) -> None:
+def study(request: AnalysisRequest, names: list[str], folder: Path, console: Console) -> None:
     """Makes some analyses, prints them and writes their files."""
     for name in names:
         if name not in ANALYSES:
             raise InputError(f"there is no analysis {name!r}; take of {', '.join(ANALYSES)}")
     for name in names:
-        found = ANALYSES[name](asked)
+        found = ANALYSES[name](request)
         found.print(console)
         found.write(folder)

@@ -20,7 +20,7 @@ from spalm.console import bar
 from spalm.corpus import in_text, shown
 from spalm.runs import FinishedRun
 from spalm.runs.passage import retrieved_tokens
-from spalm.study.analysis import Analysis, Asked, as_text
+from spalm.study.analysis import Analysis, AnalysisRequest, format_cell
 from spalm.study.drawing import inline
 from spalm.study.registry import ANALYSES, available
 
@@ -46,7 +46,7 @@ def write_report(run: FinishedRun, folder: Path) -> Path:
     with bar("study", len(names)) as progress:
         for name in names:
             progress.say(name)
-            found.append(ANALYSES[name](Asked(run)))
+            found.append(ANALYSES[name](AnalysisRequest(run)))
             found[-1].write(folder)
             progress.advance()
     page = (
@@ -78,7 +78,7 @@ def _environment() -> jinja2.Environment:
         loader=jinja2.FileSystemLoader(templates), autoescape=True, undefined=jinja2.StrictUndefined,
         trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
-    made.filters["cell"] = as_text
+    made.filters["cell"] = format_cell
     return made
 
 

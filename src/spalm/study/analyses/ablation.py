@@ -6,13 +6,13 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from spalm.runs import ROWS, in_all_units, without_memory
-from spalm.study.analysis import Analysis, Asked, Cell, Tabular
+from spalm.study.analysis import Analysis, AnalysisRequest, Cell, DataTable
 from spalm.study.drawing import COLOURS
 
 
-def cost_of_ablation(asked: Asked) -> Analysis:
+def ablation_cost(request: AnalysisRequest) -> Analysis:
     """Every model with and without its long-term memory."""
-    run, split, text = asked.run, asked.split, asked.run.corpus.split(asked.split)
+    run, split, text = request.run, request.split, request.run.corpus.split(request.split)
     rows: list[list[Cell]] = []
     for model in run.rows:
         alone = without_memory(ROWS[model], run.network_records(model), split)
@@ -22,9 +22,9 @@ def cost_of_ablation(asked: Asked) -> Analysis:
     return Analysis(
         "ablation",
         "What it costs to take the memory away",
-        f"{run.unit} ({asked.where}) with the long-term memory and without it. A model that learned to lean on its "
+        f"{run.unit} ({request.where}) with the long-term memory and without it. A model that learned to lean on its "
         "memory is worse without it than one that never had any.",
-        {"models": Tabular(["model", "with", "without", "% worse without"], rows)},
+        {"models": DataTable(["model", "with", "without", "% worse without"], rows)},
         lambda axes: _draw_ablation(axes, rows, run.unit),
         data={"split": split, "unit": run.unit},
     )

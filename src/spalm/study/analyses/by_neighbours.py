@@ -18,7 +18,7 @@ from spalm.neighbours import NeighbourTable, find_neighbours
 from spalm.runs import FinishedRun, Records
 from spalm.runs.evaluation import Evaluation, evaluate_model, in_all_units
 from spalm.semiparametric import TrainedSpalm, train_spalm
-from spalm.study.analysis import Analysis, Asked, Cell, Tabular
+from spalm.study.analysis import Analysis, AnalysisRequest, Cell, DataTable
 from spalm.study.drawing import COLOURS
 
 COUNTS = (1, 2, 4, 8, 16)
@@ -29,7 +29,7 @@ _PAPER = {1: 18.0, 2: 18.0, 4: 17.9, 8: 18.2, 16: 18.4}
 
 
 @dataclass(frozen=True)
-class Varied:
+class NeighbourVariant:
     """A number of neighbours, and whether SPALM was trained with it."""
 
     count: int
@@ -45,7 +45,7 @@ class Varied:
 def vary_neighbours(run: FinishedRun, counts: tuple[int, ...], execution: Execution, *, retrain: bool) -> None:
     """Makes the records for these numbers of neighbours, at test only or by training anew."""
     table = _wide_table(run, max(counts), execution, for_training=retrain)
-    for varied in (Varied(count, retrain) for count in counts):
+    for varied in (NeighbourVariant(count, retrain) for count in counts):
         model = _retrained(run, varied, table, execution) if retrain else run.network("spalm")
         settings = run.recipe.evaluation.model_copy(update={"neighbours": varied.count})
         evaluation = Evaluation(settings, run.memory_length, table)
@@ -67,7 +67,7 @@ def _wide_table(run: FinishedRun, count: int, execution: Execution, *, for_train
     return find_neighbours(run.memory, encoder, run.corpus, wider, run.directory / _FOLDER / "neighbours", execution)
 
 
-def _retrained(run: FinishedRun, varied: Varied, table: NeighbourTable, execution: Execution) -> TrainedSpalm:
+def _retrained(run: FinishedRun, varied: NeighbourVariant, table: NeighbourTable, execution: Execution) -> TrainedSpalm:
     settings = run.network("spalm").model_settings
     gate = settings.spalm.gate.model_copy(update={"neighbours": varied.count})
     settings = settings.model_copy(update={"spalm": settings.spalm.model_copy(update={"gate": gate})})
@@ -75,17 +75,17 @@ def _retrained(run: FinishedRun, varied: Varied, table: NeighbourTable, executio
     return train_spalm(settings, start, run.corpus, table, varied.model(run), execution)
 
 
-def made_before(run: FinishedRun) -> dict[Varied, Records]:
+def existing_variants(run: FinishedRun) -> dict[NeighbourVariant, Records]:
     """What there is to compare: the run's own SPALM, and what was varied since, as long as the run is the same."""
     trained_with = run.network("spalm").model_settings.spalm.gate.neighbours
     own = run.records("spalm")
     tested_with = trained_with if own.settings["neighbours"] is None else own.settings["neighbours"]
-    found = {Varied(tested_with, retrained=False): own}
+    found = {NeighbourVariant(tested_with, retrained=False): own}
     if tested_with == trained_with:
-        found[Varied(tested_with, retrained=True)] = own
+        found[NeighbourVariant(tested_with, retrained=True)] = own
     for path in sorted((run.directory / _FOLDER).glob("*-records/manifest.json")):
         kind, count = path.parent.name.removesuffix("-records").rsplit("-", 1)
-        varied, records = Varied(int(count), kind == "retrained"), Records(path.parent)
+        varied, records = NeighbourVariant(int(count), kind == "retrained"), Records(path.parent)
         model = Artifact(varied.model(run))
         of_this_run = model.manifest["parents"].get("start") == run.network("spalm").manifest["parents"].get("start")
         same = records.manifest["parents"]["model"] == model.digest and of_this_run
@@ -94,18 +94,18 @@ def made_before(run: FinishedRun) -> dict[Varied, Records]:
     return found
 
 
-def by_neighbours(asked: Asked) -> Analysis:
-    run, text = asked.run, asked.run.corpus.split(asked.split)
+def by_neighbours(request: AnalysisRequest) -> Analysis:
+    run, text = request.run, request.run.corpus.split(request.split)
     values = {
-        varied: in_all_units(records.log_probabilities(asked.split), text)[run.unit]
-        for varied, records in made_before(run).items()
+        varied: in_all_units(records.log_probabilities(request.split), text)[run.unit]
+        for varied, records in existing_variants(run).items()
     }
     paper = _PAPER if run.recipe.paper and run.unit == "perplexity/word" else {}
     rows: list[list[Cell]] = [
         [
             count,
-            values.get(Varied(count, retrained=True)),
-            values.get(Varied(count, retrained=False)),
+            values.get(NeighbourVariant(count, retrained=True)),
+            values.get(NeighbourVariant(count, retrained=False)),
             *([paper.get(count)] if paper else []),
         ]
         for count in sorted({varied.count for varied in values})
@@ -114,11 +114,11 @@ def by_neighbours(asked: Asked) -> Analysis:
     return Analysis(
         "neighbours",
         "By number of neighbours",
-        f"{run.unit} of SPALM ({asked.where}). Retrained: trained with that number. At test: the run's own SPALM, "
+        f"{run.unit} of SPALM ({request.where}). Retrained: trained with that number. At test: the run's own SPALM, "
         f"trained with {own}, given that number." + (" Paper: WikiText-103 dev, retrained." if paper else ""),
-        {"counts": Tabular(["neighbours", "retrained", "at test", *(["paper"] if paper else [])], rows)},
+        {"counts": DataTable(["neighbours", "retrained", "at test", *(["paper"] if paper else [])], rows)},
         lambda axes: _draw(axes, rows, run.unit),
-        data={"split": asked.split, "unit": run.unit, "trained_with": own},
+        data={"split": request.split, "unit": run.unit, "trained_with": own},
     )
 
 

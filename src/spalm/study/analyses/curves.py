@@ -6,16 +6,16 @@ from matplotlib.axes import Axes
 
 from spalm.artifact import Artifact
 from spalm.runs import NETWORKS
-from spalm.study.analysis import Analysis, Asked, Cell, Tabular
+from spalm.study.analysis import Analysis, AnalysisRequest, Cell, DataTable
 from spalm.study.drawing import COLOURS
 
 
-def training_curves(asked: Asked) -> Analysis:
+def training_curves(request: AnalysisRequest) -> Analysis:
     """The losses of the models that were trained, from their logs."""
     points: dict[str, dict[str, list[list[float]]]] = {}
     rows: list[list[Cell]] = []
     for model in NETWORKS:
-        trained = Artifact(asked.run.directory / model)
+        trained = Artifact(request.run.directory / model)
         lines = [json.loads(line) for line in (trained.directory / "metrics.jsonl").read_text().splitlines()]
         points[model] = {
             name: [[line["step"], line[key]] for line in lines if line.get(key) is not None]
@@ -27,7 +27,7 @@ def training_curves(asked: Asked) -> Analysis:
         "Training",
         "Loss in nats per token: training (thin) and dev (dots). SPALM takes over from transformer-xl's parameters "
         "where its line begins.",
-        {"dev": Tabular(["model", "step", "dev loss"], rows)},
+        {"dev": DataTable(["model", "step", "dev loss"], rows)},
         lambda axes: _draw_curves(axes, points),
         data={"points": points},
     )

@@ -5,7 +5,7 @@ from matplotlib.axes import Axes
 
 from spalm.corpus import shown
 from spalm.runs.passage import passage_of
-from spalm.study.analysis import Analysis, Asked, Cell, Tabular
+from spalm.study.analysis import Analysis, AnalysisRequest, Cell, DataTable
 from spalm.study.drawing import COLOURS, plain
 
 _BINS = 40
@@ -13,8 +13,8 @@ _TOKENS = 32
 _DIMENSIONS = 64
 
 
-def gate_histogram(asked: Asked) -> Analysis:
-    gates = asked.run.records("spalm").of(asked.split, "gate")
+def gate_histogram(request: AnalysisRequest) -> Analysis:
+    gates = request.run.records("spalm").of(request.split, "gate")
     edges = np.linspace(0, 1, _BINS + 1)
     counts, total = np.zeros(_BINS, np.int64), 0.0
     for start in range(0, len(gates), 1 << 16):
@@ -31,11 +31,11 @@ def gate_histogram(asked: Asked) -> Analysis:
     return Analysis(
         "gates",
         "Values of the gate",
-        f"g of SPALM ({asked.where}), {dimensions}; mean {mean:.3f}. At 1 the prediction is the network's alone, at 0 "
+        f"g of SPALM ({request.where}), {dimensions}; mean {mean:.3f}. At 1 the prediction is the network's alone, at 0 "
         "the memory's.",
-        {"histogram": Tabular(["from", "to", "values", "share"], rows)},
+        {"histogram": DataTable(["from", "to", "values", "share"], rows)},
         lambda axes: _draw_histogram(axes, edges, shares, mean),
-        data={"split": asked.split, "mean": mean},
+        data={"split": request.split, "mean": mean},
     )
 
 
@@ -48,9 +48,9 @@ def _draw_histogram(axes: Axes, edges: np.ndarray, shares: np.ndarray, mean: flo
     axes.legend()
 
 
-def gate_heatmap(asked: Asked) -> Analysis:
-    run, split = asked.run, asked.split
-    rows = asked.passage if asked.passage is not None else passage_of(run, split, _TOKENS)
+def gate_heatmap(request: AnalysisRequest) -> Analysis:
+    run, split = request.run, request.split
+    rows = request.passage if request.passage is not None else passage_of(run, split, _TOKENS)
     gates = np.asarray(run.records("spalm").of(split, "gate")[rows], np.float32)
     text, tokeniser = run.corpus.split(split), run.corpus.tokeniser
     # The dimensions that differ most from token to token are worth looking at; the paper shows "a small subset" too.
@@ -63,10 +63,10 @@ def gate_heatmap(asked: Asked) -> Analysis:
     return Analysis(
         "heatmap",
         "The gate, token by token",
-        f"{document} ({asked.where}), from token {offset:,}. A row is the prediction of a token, a column a "
+        f"{document} ({request.where}), from token {offset:,}. A row is the prediction of a token, a column a "
         f"dimension of g (the {len(varied)} that vary most of {gates.shape[1]}). Blue: near 1, the network; red: near "
         "0, the memory.",
-        {"tokens": Tabular(["token", "mean", "lowest", "highest"], table)},
+        {"tokens": DataTable(["token", "mean", "lowest", "highest"], table)},
         lambda axes: _draw_heatmap(axes, gates[:, varied], tokens),
         (7.0, 0.17 * len(tokens) + 0.7),
         {

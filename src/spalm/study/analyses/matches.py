@@ -4,16 +4,16 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from spalm.corpus import SPLITS, Split
-from spalm.study.analysis import Analysis, Asked, Cell, Tabular
+from spalm.study.analysis import Analysis, AnalysisRequest, Cell, DataTable
 from spalm.study.drawing import COLOURS, powers_of_two
 
 _CELLS = 1 << 19
 """Neighbours that are looked at together."""
 
 
-def neighbour_matches(asked: Asked) -> Analysis:
+def neighbour_matches(request: AnalysisRequest) -> Analysis:
     """How often a neighbour's token is the one that comes, by rank, on train, dev and test."""
-    shares = {split: _matches(asked, split) for split in SPLITS}
+    shares = {split: _matches(request, split) for split in SPLITS}
     ranks = max(map(len, shares.values()))
     rows: list[list[Cell]] = [
         [rank + 1, *(shares[split][rank] if rank < len(shares[split]) else None for split in SPLITS)]
@@ -24,14 +24,14 @@ def neighbour_matches(asked: Asked) -> Analysis:
         "How often a neighbour is right",
         "Share of positions whose neighbour of that rank was followed by the token that comes. Training positions look "
         "outside of what is excluded for them; if they did better than dev, the gate would learn to trust too much.",
-        {"ranks": Tabular(["rank", *SPLITS], rows)},
+        {"ranks": DataTable(["rank", *SPLITS], rows)},
         lambda axes: _draw_matches(axes, shares),
     )
 
 
-def _matches(asked: Asked, split: Split) -> list[float | None]:
+def _matches(request: AnalysisRequest, split: Split) -> list[float | None]:
     """By rank, among the positions that have a neighbour of that rank."""
-    run, text = asked.run, asked.run.corpus.split(split)
+    run, text = request.run, request.run.corpus.split(split)
     entries = run.memory.entries()
     right = there = np.zeros(run.neighbours.array(f"{split}.ids").shape[1], np.int64)
     step = max(1, _CELLS // right.size)

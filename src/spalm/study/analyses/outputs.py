@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 
 from spalm.corpus import shown
 from spalm.study.analyses.slices import frequency_bins
-from spalm.study.analysis import Analysis, Asked, Cell, Tabular
+from spalm.study.analysis import Analysis, AnalysisRequest, Cell, DataTable
 from spalm.study.drawing import COLOURS, LOSS
 
 BAR = 0.1
@@ -17,8 +17,8 @@ _TOKENS = 20
 """Tokens listed of each kind."""
 
 
-def output_analysis(asked: Asked) -> Analysis:
-    run, split, long = asked.run, asked.split, asked.model
+def output_analysis(request: AnalysisRequest) -> Analysis:
+    run, split, long = request.run, request.split, request.model
     plain, short, both = (
         np.exp(run.log_probabilities(model, split)) for model in ("transformer", "transformer-xl", long)
     )
@@ -34,15 +34,17 @@ def output_analysis(asked: Asked) -> Analysis:
     rows: list[list[Cell]] = []
     for name, here in [*bins.items(), ("all", np.ones(len(targets), bool))]:
         rows.append([name, int(here.sum()), *(int((kind & here).sum()) for kind in kinds.values())])
-    counts = Tabular(["comes in training", "positions", *kinds], rows, "positions by how often their token comes")
+    counts = DataTable(["comes in training", "positions", *kinds], rows, "positions by how often their token comes")
     difference = run.log_probabilities(long, split) - run.log_probabilities("transformer-xl", split)
     tables = {"counts": counts}
     for name, which in (("gainers", kinds["long-term gains"]), ("losers", kinds["long-term losses"])):
-        tables[name] = _tokens(asked, targets, kinds, which, difference, f"tokens with most long-term {_PLURAL[name]}")
+        tables[name] = _tokens(
+            request, targets, kinds, which, difference, f"tokens with most long-term {_PLURAL[name]}"
+        )
     return Analysis(
         "outputs",
         "Which tokens the memories help",
-        f"Tokens ({asked.where}) whose probability rises (gains) or falls (losses) by at least {BAR}: short-term is "
+        f"Tokens ({request.where}) whose probability rises (gains) or falls (losses) by at least {BAR}: short-term is "
         f"transformer-xl against transformer, long-term {long} against transformer-xl. By how often the token comes in "
         "the training text. Nats: log-probability gained by the long-term memory in all.",
         tables,
@@ -55,15 +57,15 @@ _PLURAL = {"gainers": "gains", "losers": "losses"}
 
 
 def _tokens(
-    asked: Asked,
+    request: AnalysisRequest,
     targets: np.ndarray,
     kinds: dict[str, np.ndarray],
     which: np.ndarray,
     difference: np.ndarray,
     title: str,
-) -> Tabular:
+) -> DataTable:
     """The tokens with the most positions of a kind."""
-    size, tokeniser = asked.run.corpus.vocabulary, asked.run.corpus.tokeniser
+    size, tokeniser = request.run.corpus.vocabulary, request.run.corpus.tokeniser
     counted = np.bincount(targets[which], minlength=size)
     positions = np.bincount(targets, minlength=size)
     gains, losses = (
@@ -75,7 +77,7 @@ def _tokens(
         [shown(tokeniser, token), int(positions[token]), int(gains[token]), int(losses[token]), float(nats[token])]
         for token in order
     ]
-    return Tabular(["token", "positions", "gains", "losses", "nats"], rows, title)
+    return DataTable(["token", "positions", "gains", "losses", "nats"], rows, title)
 
 
 def _draw(axes: Axes, rows: list[list[Cell]], kinds: list[str]) -> None:

@@ -4,14 +4,14 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from spalm.runs.significance import wilcoxon
-from spalm.study.analysis import Analysis, Asked, Cell, Tabular
+from spalm.study.analysis import Analysis, AnalysisRequest, Cell, DataTable
 from spalm.study.drawing import write_text
 
 
-def all_pairs(asked: Asked) -> Analysis:
+def pairwise_significance(request: AnalysisRequest) -> Analysis:
     """Wilcoxon's signed-rank test between every two models."""
-    models = asked.run.rows
-    values = {model: asked.run.log_probabilities(model, asked.split) for model in models}
+    models = request.run.rows
+    values = {model: request.run.log_probabilities(model, request.split) for model in models}
     rows: list[list[Cell]] = []
     for number, one in enumerate(models):
         for other in models[number + 1 :]:
@@ -20,13 +20,13 @@ def all_pairs(asked: Asked) -> Analysis:
     return Analysis(
         "significance",
         "Every model against every other",
-        f"Mean gain in log-probability per token ({asked.where}; nats) of the second model over the first, and p "
+        f"Mean gain in log-probability per token ({request.where}; nats) of the second model over the first, and p "
         "of Wilcoxon's signed-rank test (two-sided) on the same tokens. In the picture: the gain of a column's model "
         "over a row's; n.s.: p of 0.05 or more.",
-        {"pairs": Tabular(["model", "against", "gain", "p"], rows)},
+        {"pairs": DataTable(["model", "against", "gain", "p"], rows)},
         lambda axes: _draw_pairs(axes, models, rows),
         (6.4, 4.2),
-        {"split": asked.split},
+        {"split": request.split},
     )
 
 

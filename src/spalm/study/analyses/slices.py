@@ -5,7 +5,7 @@ from matplotlib.axes import Axes
 
 from spalm.corpus import TokenStream
 from spalm.runs import FinishedRun
-from spalm.study.analysis import Analysis, Asked, Cell, Tabular
+from spalm.study.analysis import Analysis, AnalysisRequest, Cell, DataTable
 from spalm.study.drawing import COLOURS
 
 Bins = dict[str, np.ndarray]
@@ -30,32 +30,32 @@ def _by_powers(values: np.ndarray, first: str, low: int, factor: int) -> Bins:
     return found
 
 
-def by_frequency(asked: Asked) -> Analysis:
-    text = asked.run.corpus.split(asked.split)
-    bins = frequency_bins(asked.run, text.targets(np.arange(len(text))))
-    return _sliced(asked, "frequency", "By how often the token comes in training", "comes in training", bins)
+def by_frequency(request: AnalysisRequest) -> Analysis:
+    text = request.run.corpus.split(request.split)
+    bins = frequency_bins(request.run, text.targets(np.arange(len(text))))
+    return _sliced(request, "frequency", "By how often the token comes in training", "comes in training", bins)
 
 
-def by_position(asked: Asked) -> Analysis:
-    bins = position_bins(asked.run.corpus.split(asked.split))
-    return _sliced(asked, "position", "By position in the document", "tokens before it", bins)
+def by_position(request: AnalysisRequest) -> Analysis:
+    bins = position_bins(request.run.corpus.split(request.split))
+    return _sliced(request, "position", "By position in the document", "tokens before it", bins)
 
 
-def _sliced(asked: Asked, name: str, title: str, what: str, bins: Bins) -> Analysis:
-    models = asked.run.rows
-    values = {model: asked.run.log_probabilities(model, asked.split) for model in models}
+def _sliced(request: AnalysisRequest, name: str, title: str, what: str, bins: Bins) -> Analysis:
+    models = request.run.rows
+    values = {model: request.run.log_probabilities(model, request.split) for model in models}
     rows: list[list[Cell]] = [
-        [part, int(here.sum()), *(asked.figure_of(values[model][here]) for model in models)]
+        [part, int(here.sum()), *(request.figure_of(values[model][here]) for model in models)]
         for part, here in bins.items()
         if here.any()
     ]
     return Analysis(
         name,
         title,
-        f"{asked.unit_of_tokens} of every model ({asked.where}); {what}: as on the axis.",
-        {"parts": Tabular([what, "positions", *models], rows)},
-        lambda axes: _draw(axes, rows, models, what, asked.unit_of_tokens),
-        data={"split": asked.split, "unit": asked.unit_of_tokens},
+        f"{request.unit_of_tokens} of every model ({request.where}); {what}: as on the axis.",
+        {"parts": DataTable([what, "positions", *models], rows)},
+        lambda axes: _draw(axes, rows, models, what, request.unit_of_tokens),
+        data={"split": request.split, "unit": request.unit_of_tokens},
     )
 
 

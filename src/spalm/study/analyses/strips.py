@@ -5,7 +5,7 @@ from matplotlib.patches import Rectangle
 
 from spalm.corpus import shown
 from spalm.runs.passage import passage_of, retrieved_tokens
-from spalm.study.analysis import Analysis, Asked, Tabular
+from spalm.study.analysis import Analysis, AnalysisRequest, DataTable
 from spalm.study.drawing import HIT, write_text
 
 Lines = list[list[str | None]]
@@ -17,11 +17,15 @@ _LINE = 72
 """Letters of a line of the picture."""
 
 
-def neighbour_strips(asked: Asked) -> Analysis:
-    run, split = asked.run, asked.split
+def neighbour_strips(request: AnalysisRequest) -> Analysis:
+    run, split = request.run, request.split
     text, tokeniser = run.corpus.split(split), run.corpus.tokeniser
     characters = run.unit == "bits/character"
-    rows = asked.passage if asked.passage is not None else passage_of(run, split, _CHARACTERS if characters else _WORDS)
+    rows = (
+        request.passage
+        if request.passage is not None
+        else passage_of(run, split, _CHARACTERS if characters else _WORDS)
+    )
     spalm = run.records("spalm")
     count = spalm.of(split, "neighbours").shape[1]
     targets = text.targets(rows).tolist()
@@ -37,10 +41,10 @@ def neighbour_strips(asked: Asked) -> Analysis:
     return Analysis(
         "strips",
         "Neighbours of a passage",
-        f"{document} ({asked.where}), from token {offset:,}. First line: the text; below each token, the tokens that "
+        f"{document} ({request.where}), from token {offset:,}. First line: the text; below each token, the tokens that "
         f"followed its {count} nearest contexts in the memory, nearest first. Green: the token that came; some "
         f"neighbour is right at {right} of {len(rows)} tokens.",
-        {"tokens": Tabular(["token", *(f"neighbour {rank}" for rank in range(1, count + 1))], lines)},
+        {"tokens": DataTable(["token", *(f"neighbour {rank}" for rank in range(1, count + 1))], lines)},
         lambda axes: _draw(axes, lines, hits, layout, count),
         (8.4, 0.25 * len(layout) * (count + 1.7) + 0.1),
         {"split": split, "first_position": int(rows[0]), "hits": hits},
