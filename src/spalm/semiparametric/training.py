@@ -11,7 +11,7 @@ from torch import Tensor
 
 from spalm.artifact import Artifact, Stage
 from spalm.compute import Execution
-from spalm.corpus import Batch, Corpus
+from spalm.corpus import Batch, Corpus, Split
 from spalm.errors import InputError
 from spalm.lm import ModelSettings, Reading, TrainedModel, Transformer, remembered
 from spalm.lm.training import DEV_LANES, training_facts
@@ -94,7 +94,7 @@ def train_spalm(
             retrieve = torch.compiler.disable(retrieve.__call__)  # pyright: ignore[reportAssignmentType]
         reading = Reading.of(settings.network.layers, training.segment_length, training.memory_length, DEV_LANES)
         dev = corpus.split("dev")
-        retrievers = {"dev": Retriever(table, "dev", gate.attended)}
+        retrievers: dict[Split, Retriever] = {"dev": Retriever(table, "dev", gate.attended)}
         scorer = Scorer(model.base, model.gate, retrievers, log_probabilities_only=True)
 
         def loss(model: Any, batch: Batch, memory: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
