@@ -1,6 +1,11 @@
-"""docs/scale.md: its examples, run as they stand, and its figures."""
+"""The documentation: its examples run, what it names exists, its references and figures are complete."""
 
+import ast
+import importlib
 import re
+import subprocess
+import sys
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 import numpy as np
@@ -9,18 +14,26 @@ import pytest
 from spalm.memory import remember, source_of_text
 from spalm.neighbours import Searcher, nearest
 from spalm.neighbours.workers import in_turn
-from spalm.planning import Cluster, parse_count, plan
+from spalm.planning import Cluster, Wanted, parse_count, plan
 from spalm.planning.plan import in_bytes, in_count
 from spalm.runs.recipe import read_recipe
+from support.commands import spalm
 from support.stub_memory import StubEncoder, new_memory, random_texts, stream
 
-SCALE = Path(__file__).parents[1] / "docs" / "scale.md"
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+SCALE = DOCS / "scale.md"
+PAGES = [*ROOT.glob("*.md"), *DOCS.glob("*.md"), *ROOT.glob("results/*.md")]
+
+
+def python_blocks(page: Path) -> list[str]:
+    """Returns the Python examples of a page."""
+    return re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
 
 
 def examples() -> list[str]:
-    """Those of the vector database: the class, and its use."""
-    blocks = re.findall(r"```python\n(.*?)```", SCALE.read_text(encoding="utf-8"), re.DOTALL)
-    return [block for block in blocks if "Qdrant" in block]
+    """Returns the examples of the vector database: the class, and its use."""
+    return [block for block in python_blocks(SCALE) if "Qdrant" in block]
 
 
 @pytest.fixture
@@ -34,10 +47,94 @@ def database(monkeypatch):
     return names
 
 
-def test_nothing_is_left_to_be_filled_in():
-    root = SCALE.parents[1]
-    for path in [*root.glob("*.md"), *root.glob("docs/*.md"), *root.glob("results/*.md")]:
-        assert "@@" not in path.read_text(encoding="utf-8"), path
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_nothing_is_left_to_be_filled_in(page):
+    assert "@@" not in page.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_to_files(page):
+    for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text(encoding="utf-8")):
+        if not target.startswith(("http://", "https://")):
+            assert (page.parent / target).exists(), target
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.name != "CHANGELOG.md"], ids=lambda page: page.name)
+def test_files_of_the_project_that_a_page_names_exist(page):
+    for name in re.findall(r"`([\w/]+\.py)`", page.read_text(encoding="utf-8")):
+        if "/" in name:
+            assert (ROOT / name).exists() or (ROOT / "src" / "spalm" / name).exists(), name
+
+
+def test_the_map_has_twenty_questions():
+    questions = re.findall(r"^\| (.+\?) \| `([\w/]+\.py)` \|$", (DOCS / "design.md").read_text("utf-8"), re.MULTILINE)
+    assert len(questions) == len({file for _, file in questions}) == 20
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_examples_import_what_there_is(page):
+    for block in python_blocks(page):
+        for node in ast.walk(ast.parse(block)):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("spalm"):
+                module = importlib.import_module(node.module)
+                for alias in node.names:
+                    assert hasattr(module, alias.name), f"{node.module}.{alias.name}"
+
+
+def test_examples_of_memory_and_neighbours_run(finished, tmp_path):
+    index = tmp_path / "index"
+    made = spalm("index", finished.directory / "memory", "--out", index, "--kind", "exact")
+    assert made.returncode == 0, made.stderr
+    names: dict = {}
+    for page in ("memory.md", "neighbours.md"):
+        for block in python_blocks(DOCS / page):
+            code = block.replace("runs/demo/index", str(index)).replace("runs/demo", str(finished.directory))
+            exec(code, names)
+    assert names["ids"].shape == (5, 8)
+    assert names["ids"][:, 0].tolist() == list(range(5))
+
+
+def test_the_example_of_transformers_runs(attached_folder, tmp_path, capsys):
+    (block,) = python_blocks(DOCS / "pretrained.md")
+    block = block.replace("runs/attached", str(attached_folder)).replace('"copy"', repr(str(tmp_path / "copy")))
+    exec(block, {})
+    assert capsys.readouterr().out.strip()
+    assert (tmp_path / "copy" / "config.json").exists()
+
+
+@pytest.fixture(scope="session")
+def hooks():
+    """The module that generates pages of the site."""
+    pytest.importorskip("mkdocs")
+    description = spec_from_file_location("site_hooks", DOCS / "site_hooks.py")
+    module = module_from_spec(description)
+    description.loader.exec_module(module)
+    return module
+
+
+def test_references_are_complete(hooks):
+    from typer.main import get_command
+
+    from spalm.cli import app
+
+    page = hooks.commands_page()
+    for name, command in get_command(app).commands.items():
+        assert f"## spalm {name}\n" in page
+        for parameter in command.params:
+            assert all(option in page for option in parameter.opts if option.startswith("-"))
+    assert "| `training.steps` |" in hooks.settings_page()
+    packages = {path.parent.name for path in (ROOT / "src" / "spalm").glob("*/__init__.py")}
+    assert set(hooks.PACKAGES) == packages - {"cli"}
+
+
+@pytest.mark.slow
+def test_the_site_is_built_without_a_warning(hooks, tmp_path):  # noqa: ARG001
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
+    built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert built.returncode == 0, built.stderr
+    for page in (tmp_path / "site").rglob("*.html"):
+        fetched = re.findall(r"<(?:link|script|img)[^>]+(?:href|src)=\"?(https?://[^\" >]+)", page.read_text("utf-8"))
+        assert not fetched, page
 
 
 def test_a_vector_database_proposes_and_the_memory_decides(database, tmp_path):
@@ -85,7 +182,7 @@ def test_a_model_writes_and_is_served_by_it(database, attached_folder, capsys, m
 @pytest.mark.parametrize(("recipe", "tokens"), [("wikitext103", "103M"), ("wmt19", "852M"), ("wmt19", "1T")])
 def test_the_costs_in_the_docs_are_what_is_computed(recipe, tokens):
     cluster = Cluster(machines=16, cores=64, ram=256 << 30, storage=1 << 30)
-    planned = plan(read_recipe(recipe, []).memory_of(parse_count(tokens)), cluster)
+    planned = plan(Wanted.of(read_recipe(recipe, []), parse_count(tokens)), cluster)
     said = SCALE.read_text(encoding="utf-8")
     for stage in planned["stages"]:
         sizes = " | ".join(in_bytes(stage[name]) for name in ("ram", "kept", "scratch", "read", "written"))
