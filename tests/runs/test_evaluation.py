@@ -5,11 +5,12 @@ import math
 import numpy as np
 import pytest
 
-from spalm.compute import Hardware
+from spalm.compute import Execution
 from spalm.corpus import CorpusSettings, build_corpus
 from spalm.errors import InputError
 from spalm.lm import ModelSettings, train_model
-from spalm.runs import EvaluationSettings, evaluate_model, figures, records
+from spalm.runs import Evaluation, EvaluationSettings, evaluate_model, in_all_units, records
+from support.small_texts import word_corpus
 
 MODEL = ModelSettings.parse(
     {
@@ -29,12 +30,12 @@ MODEL = ModelSettings.parse(
 
 @pytest.fixture
 def trained(corpus, tmp_path):
-    return train_model(MODEL, corpus, tmp_path / "model", "model", Hardware())
+    return train_model(MODEL, corpus, tmp_path / "model", Execution())
 
 
 def evaluated(trained, corpus, out, memory=8, **settings):
-    settings = EvaluationSettings(unit="perplexity/word", **settings)
-    return evaluate_model(trained, corpus, memory, settings, out, "model", Hardware())
+    evaluation = Evaluation(EvaluationSettings(unit="perplexity/word", **settings), memory)
+    return evaluate_model(trained, corpus, evaluation, out, Execution())
 
 
 def test_perplexity_per_word_of_a_subword_model_by_hand(tmp_path):
@@ -54,7 +55,7 @@ def test_perplexity_per_word_of_a_subword_model_by_hand(tmp_path):
     split = corpus.split("test")
     assert (split.words, split.characters) == (7, 23)
     assert len(split) > 15
-    found = figures(np.full(len(split), math.log(0.5), np.float32), split)
+    found = in_all_units(np.full(len(split), math.log(0.5), np.float32), split)
     assert found["perplexity/token"] == pytest.approx(2.0)
     assert found["perplexity/word"] == pytest.approx(2 ** (len(split) / 7))
     assert found["bits/character"] == pytest.approx(len(split) / 23)
@@ -66,10 +67,10 @@ def test_log_probabilities_are_kept_for_every_token(trained, corpus, tmp_path):
         split, log_p = corpus.split(name), found.log_probabilities(name)
         assert log_p.shape == (len(split),)
         assert (log_p < 0).all()
-        assert figures(log_p, split)["perplexity/token"] == pytest.approx(math.exp(-log_p.astype(float).mean()))
+        assert in_all_units(log_p, split)["perplexity/token"] == pytest.approx(math.exp(-log_p.astype(float).mean()))
 
 
-def test_lanes_and_blocks_do_not_change_the_figures(trained, corpus, tmp_path, monkeypatch):
+def test_lanes_and_blocks_do_not_change_the_in_all_units(trained, corpus, tmp_path, monkeypatch):
     one = evaluated(trained, corpus, tmp_path / "1", lanes=1)
     many = evaluated(trained, corpus, tmp_path / "2", lanes=7)
     monkeypatch.setattr(records, "_BLOCK_TOKENS", 50)
@@ -81,15 +82,15 @@ def test_lanes_and_blocks_do_not_change_the_figures(trained, corpus, tmp_path, m
 def test_killed_it_goes_on_to_the_same_bytes(trained, corpus, tmp_path, monkeypatch):
     monkeypatch.setattr(records, "_BLOCK_TOKENS", 50)
     whole = evaluated(trained, corpus, tmp_path / "whole", lanes=1)
-    real, calls = records._score, []
+    real, calls = records.score_positions, []
 
     def crash(*arguments):
-        calls.append(arguments[3])
+        calls.append(arguments[3].start)
         if len(calls) == 3:
             raise KeyboardInterrupt
         return real(*arguments)
 
-    monkeypatch.setattr(records, "_score", crash)
+    monkeypatch.setattr(records, "score_positions", crash)
     with pytest.raises(KeyboardInterrupt):
         evaluated(trained, corpus, tmp_path / "killed", lanes=1)
     with (tmp_path / "killed" / "dev.log_probabilities").open("ab") as file:
@@ -108,8 +109,6 @@ def test_another_memory_length_at_test(trained, corpus, tmp_path):
 
 def test_another_corpus_is_refused(trained, text_folder, tmp_path):
     (text_folder / "story-1.txt").write_text("something else entirely .\n" * 9)
-    from support.small_texts import word_corpus
-
     other = word_corpus(text_folder, tmp_path / "other")
     with pytest.raises(InputError, match="trained on another corpus"):
         evaluated(trained, other, tmp_path / "e")

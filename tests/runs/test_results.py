@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from spalm.corpus import TokenStream
-from spalm.runs import print_results, where_memory_helped, wilcoxon
+from spalm.runs import PaperRow, print_results, where_memory_helped, wilcoxon
 
 
 def test_wilcoxon_by_hand():
@@ -21,8 +21,8 @@ def test_wilcoxon_by_hand():
     assert wilcoxon(np.zeros(6), one) == pytest.approx(wilcoxon(one, np.zeros(6)))
 
 
-class Kept:
-    """Records of one split."""
+class StubRecords:
+    """Stands for the records of one split."""
 
     def __init__(self, log_probabilities):
         self._log_probabilities = np.array(log_probabilities, np.float32)
@@ -33,13 +33,14 @@ class Kept:
 
 
 def test_the_passage_is_where_the_gain_is_largest():
-    reference = Kept([-3.0] * 10)
-    better = Kept([-3, -3, -1, -3, -2, -1, -2, -3, -3, -3])
+    reference = StubRecords([-3.0] * 10)
+    better = StubRecords([-3, -3, -1, -3, -2, -1, -2, -3, -3, -3])
     one, two = (TokenStream(np.zeros(10, int), np.array(ends), list, 0) for ends in ([10], [5, 10]))
-    np.testing.assert_array_equal(where_memory_helped(one, better, reference, "test", 3), [4, 5, 6])
-    np.testing.assert_array_equal(where_memory_helped(one, better, reference, "test", 99), np.arange(10))
-    np.testing.assert_array_equal(where_memory_helped(two, better, reference, "test", 3), [2, 3, 4])
-    np.testing.assert_array_equal(where_memory_helped(two, better, reference, "test", 2), [5, 6])
+    one.split = two.split = "test"
+    np.testing.assert_array_equal(where_memory_helped(one, better, reference, 3), [4, 5, 6])
+    np.testing.assert_array_equal(where_memory_helped(one, better, reference, 99), np.arange(10))
+    np.testing.assert_array_equal(where_memory_helped(two, better, reference, 3), [2, 3, 4])
+    np.testing.assert_array_equal(where_memory_helped(two, better, reference, 2), [5, 6])
 
 
 def test_the_table_says_what_it_shows():
@@ -56,7 +57,7 @@ def test_the_table_says_what_it_shows():
         "more_texts_in_memory": 1,
     }
     console = Console(width=100, record=True, file=StringIO())
-    paper = [{"model": "spalm+knn", "memory_length": 512, "dev": 17.6, "test": 18.0}]
+    paper = [PaperRow(model="spalm+knn", memory_length=512, dev=17.6, test=18.0)]
     print_results([row], "A title", paper, console)
     text = console.export_text()
     for part in (

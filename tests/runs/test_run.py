@@ -5,8 +5,7 @@ import pytest
 import torch
 
 from spalm.corpus import Streams
-from spalm.runs import mixtures
-from spalm.runs.recipe import ROWS
+from spalm.runs import ROWS, mixtures
 from spalm.semiparametric import Retriever, SpalmSettings
 from spalm.semiparametric.training import spalm_segment_loss
 
@@ -34,10 +33,10 @@ def test_what_only_the_memory_knows_is_learned_through_it_and_lost_without(rows)
 
 def test_spalm_makes_the_steps_that_transformer_xl_has_left(run, rows):
     assert rows["spalm"]["steps"] == rows["transformer-xl"]["steps"] == 300
-    trained = run.model("spalm")
+    trained = run.network("spalm")
     first = min(int(line.split('"step": ')[1].split(",")[0]) for line in _metrics(trained))
     assert first == 130  # logged every ten steps, from 120 on
-    assert trained.manifest["parents"]["start"] == run.model("transformer-xl").digest
+    assert trained.manifest["parents"]["start"] == run.network("transformer-xl").digest
 
 
 def _metrics(trained) -> list[str]:
@@ -68,7 +67,7 @@ def test_training_positions_retrieve_from_other_documents_only(run):
 def test_what_the_adaptive_mixture_learned_from_is_not_what_it_is_scored_on(run):
     """Each half of dev is scored by a mixture that learned from the other, test by one that learned from dev."""
     dev = run.corpus.split("dev")
-    halves = mixtures._halves(dev)
+    halves = [np.asarray(half) for half in mixtures._halves(dev)]
     assert len(halves[0]) in dev.ends.tolist()
     records = run.records("spalm", 16)
     kept = run.records("spalm-adaptive", 16)
@@ -78,10 +77,10 @@ def test_what_the_adaptive_mixture_learned_from_is_not_what_it_is_scored_on(run)
         (halves[0], dev, halves[1]),
         (np.arange(len(dev)), test, np.arange(len(test))),
     ):
-        lesson = records.lesson(dev, Retriever(run.neighbours, "dev", 16), learned_from)
-        mixture = mixtures.learn_mixture(run.recipe.adaptive, lesson)
-        part = records.lesson(text, Retriever(run.neighbours, text.split, 16), scored)
-        expected = mixture.target_log_probabilities(part.log_base, part.said, part.retrieved, part.targets)
+        examples = records.examples(dev, Retriever(run.neighbours, "dev", 16), learned_from)
+        mixture = mixtures.learn_mixture(run.recipe.adaptive, examples)
+        part = records.examples(text, Retriever(run.neighbours, text.split, 16), scored)
+        expected = mixture.target_log_probabilities(part)
         found = kept.log_probabilities(text.split)[scored]
         np.testing.assert_allclose(found, expected.numpy(), rtol=1e-4, atol=1e-5)
 
@@ -94,7 +93,7 @@ def test_only_a_start_of_nothing_is_from_scratch_and_some_steps_are_its_own(star
 
 
 def test_in_half_precision_and_compiled_it_is_nearly_the_same(run):
-    spalm = run.model("spalm").load(torch.device("cpu"))
+    spalm = run.network("spalm").load(torch.device("cpu"))
     batch = Streams(run.corpus.split("train"), 4, 16, 1).batch(3)
     retriever = Retriever(run.neighbours, "train", 4)
     plain, _ = spalm_segment_loss(spalm, retriever, 16, batch, [])

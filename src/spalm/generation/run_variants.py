@@ -10,7 +10,7 @@ from spalm.corpus import TokenStream
 from spalm.generation.explorer import Base, Explorer, Speaker
 from spalm.lm import Reading
 from spalm.memory import encoder_of
-from spalm.runs import FinishedRun, HeldOut, load_mixture
+from spalm.runs import FinishedRun, HeldOut, load_mixture, mixture_file
 from spalm.semiparametric import Combiner, GateCombiner, Knn, KnnCombiner, MixtureCombiner, PlainCombiner, open_search
 
 INDEX = "index"
@@ -57,7 +57,7 @@ def speakers_of(run: FinishedRun, device: torch.device) -> Callable[[HeldOut, in
     ]
 
     def speakers(split: HeldOut, position: int) -> list[Speaker]:
-        mixture = load_mixture(adaptive, split, position).to(device)
+        mixture = load_mixture(adaptive, mixture_file(adaptive, split, position)).to(device)
         return [*always, Speaker("spalm-adaptive", bases["spalm"], MixtureCombiner(gate, mixture))]
 
     return speakers

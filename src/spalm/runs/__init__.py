@@ -1,13 +1,25 @@
 """A recipe in, a table of results out: stages in order, records of every position, evaluation, results."""
 
 from spalm.runs.evaluation import Evaluation, EvaluationSettings, Unit, evaluate_model, in_all_units
-from spalm.runs.finished import RECIPE, RESULTS, FinishedRun
-from spalm.runs.mixtures import load_mixture, mix_adaptively, mix_knn
-from spalm.runs.passage import passage_of, print_passage, retrieved_tokens, where_memory_helped
+from spalm.runs.finished import RECIPE, FinishedRun
+from spalm.runs.mixtures import load_mixture, mix_adaptively, mix_knn, mixture_file
+from spalm.runs.passage import Passage, passage_of, print_passage, retrieved_tokens, where_memory_helped
 from spalm.runs.recipe import PaperRow, Recipe, read_recipe, recipe_folder
 from spalm.runs.records import Records, keep_records, records_stage
-from spalm.runs.results import ResultRow, print_results, result_row, without_memory, write_results
-from spalm.runs.rows import DEFAULT_ROW, HELD_OUT, NETWORKS, ROWS, HeldOut, NetworkName, Row, RowName
+from spalm.runs.results import RESULTS, ResultRow, print_results, result_row, without_memory, write_results
+from spalm.runs.rows import (
+    DEFAULT_ROW,
+    HELD_OUT,
+    KEY_NETWORK,
+    NETWORKS,
+    PREFERRED_ROWS,
+    REFERENCE_ROW,
+    ROWS,
+    HeldOut,
+    NetworkName,
+    Row,
+    RowName,
+)
 from spalm.runs.run import Run
 from spalm.runs.significance import wilcoxon
 
@@ -18,10 +30,14 @@ __all__ = [
     "FinishedRun",
     "HELD_OUT",
     "HeldOut",
+    "KEY_NETWORK",
     "NETWORKS",
     "NetworkName",
+    "PREFERRED_ROWS",
     "PaperRow",
+    "Passage",
     "RECIPE",
+    "REFERENCE_ROW",
     "RESULTS",
     "ROWS",
     "Recipe",
@@ -37,6 +53,7 @@ __all__ = [
     "load_mixture",
     "mix_adaptively",
     "mix_knn",
+    "mixture_file",
     "passage_of",
     "print_passage",
     "print_results",

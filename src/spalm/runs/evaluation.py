@@ -10,7 +10,7 @@ import torch
 from pydantic import Field
 
 from spalm.compute import Execution
-from spalm.corpus import Corpus, TokenSplit
+from spalm.corpus import Corpus, Split, TokenSplit
 from spalm.errors import InputError
 from spalm.lm import Reading, TrainedModel
 from spalm.neighbours import NeighbourTable
@@ -20,21 +20,25 @@ from spalm.semiparametric import Retriever, Scorer, Spalm, TrainedSpalm
 from spalm.settings import Settings
 
 Unit = Literal["perplexity/word", "perplexity/token", "bits/character"]
+"""Unit of a figure."""
 
 
 class EvaluationSettings(Settings):
+    """How the models are evaluated, and in which unit the figures are shown."""
+
     unit: Unit
-    """What the tables show; results.json has all three."""
+    """Unit of the figures in the tables; results.json has all three."""
     memory_lengths: list[Annotated[int, Field(ge=0)]] = []
-    """Lengths of the short-term memory at test, each a row; empty for the one used in training."""
+    """Lengths of the short-term memory at test, each in a row of its own; empty for the one used in training."""
     neighbours: int | None = Field(default=None, ge=0)
-    """Neighbours that SPALM attends to at test; default: as many as in training."""
+    """Number of neighbours that SPALM attends to at test; default: as many as in training."""
     lanes: int = Field(default=16, gt=0)
-    """Places of the text read side by side. It changes the speed, not the figures."""
+    """Number of places of the text that are read side by side. It changes the speed, not the figures."""
     bf16: bool = False
     """Compute in bfloat16 where that is safe; for GPUs."""
     stride: int | None = Field(default=None, gt=0)
-    """Without memory: new tokens in each window of one segment, the rest is left context; default the whole segment."""
+    """New tokens in each window of one segment when there is no short-term memory; the rest of the window is left
+    context. Default: the whole segment."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +49,7 @@ class Evaluation:
     memory_length: int
     """Length of the short-term memory at test, whatever it was in training."""
     table: NeighbourTable | None = None
-    """Neighbours of every position. With them SPALM uses its memory, and what mixtures learn from is kept."""
+    """Neighbours of every position. With them SPALM uses its memory, and the inputs of mixtures are kept."""
 
 
 def in_all_units(log_probabilities: np.ndarray, split: TokenSplit) -> dict[Unit, float]:
@@ -79,10 +83,10 @@ def evaluate_model(
     reading = Reading.of(network.layers, training.segment_length, memory_length, settings.lanes, settings.stride)
 
     def load_scorer(device: torch.device) -> Scorer:
-        retrievers = None
+        retrievers: dict[Split, Retriever] | None = None
         if table is not None:
-            most = table.array("dev.ids").shape[1]
-            retrievers = {split: Retriever(table, split, most) for split in HELD_OUT}
+            count = table.array("dev.ids").shape[1]
+            retrievers = {split: Retriever(table, split, count) for split in HELD_OUT}
         loaded = trained.load(device)
         if isinstance(loaded, Spalm):
             loaded.set_neighbours(settings.neighbours)
@@ -92,4 +96,6 @@ def evaluate_model(
     own = {"memory_length": memory_length, **settings.model_dump(include={"lanes", "stride", "bf16", "neighbours"})}
     parents = {"model": trained.digest, "corpus": corpus.digest}
     parents |= {} if table is None else {"neighbours": table.digest}
-    return keep_records(records_stage(own, parents), load_scorer, corpus, reading, directory, execution)
+    return keep_records(
+        records_stage(own, parents), load_scorer, corpus, reading, directory=directory, execution=execution
+    )

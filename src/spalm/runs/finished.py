@@ -1,11 +1,11 @@
-"""A finished run, opened for reading: its text, networks, memory, and every row's scores of dev and test.
+"""A finished run, opened for reading: its text, networks, memory, and the scores of every row on dev and test.
 
-Nothing is made here and no text is read again, so the corpus' source files need not be at hand any more.
+Nothing is computed here and no text is read again, so the source files of the corpus are no longer needed.
 """
 
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, overload
+from typing import Literal, overload
 
 import numpy as np
 import yaml
@@ -19,12 +19,14 @@ from spalm.neighbours import NeighbourTable
 from spalm.runs.evaluation import Unit
 from spalm.runs.recipe import Recipe
 from spalm.runs.records import Records
-from spalm.runs.rows import ROWS, NetworkName, RowName
+from spalm.runs.results import RESULTS, ResultRow
+from spalm.runs.rows import REFERENCE_ROW, ROWS, NetworkName, RowName
 from spalm.semiparametric import TrainedSpalm
 
-RESULTS, RECIPE = "results.json", "recipe.yaml"
+RECIPE = "recipe.yaml"
+"""File that holds the recipe of a run."""
 _COUNTED = 1 << 22
-"""Training tokens that are counted at a time."""
+"""Number of training tokens that are counted at a time."""
 
 
 class FinishedRun:
@@ -39,13 +41,13 @@ class FinishedRun:
                     f"{self.directory}`"
                 )
         try:
-            self.results: list[dict[str, Any]] = read_json(self.directory / RESULTS)
+            self.results: list[ResultRow] = read_json(self.directory / RESULTS)
             values = yaml.safe_load((self.directory / RECIPE).read_text(encoding="utf-8"))
             self.recipe = Recipe.parse(values, str(self.directory / RECIPE))
             self.unit: Unit = self.results[0]["unit"]
-            lengths = [row["memory_length"] for row in self.results if row["model"] == "transformer-xl"]
+            lengths = [row["memory_length"] for row in self.results if row["model"] == REFERENCE_ROW]
             self.memory_length: int = min(lengths)
-            """Length of the short-term memory in what is shown: the shortest of the results."""
+            """Length of the short-term memory of the records that are shown: the shortest of the results."""
             self._digests = {row["evaluation"]: row["records"] for row in self.results}
         except (ValueError, KeyError, IndexError, TypeError, yaml.YAMLError):
             raise InputError(
@@ -55,7 +57,7 @@ class FinishedRun:
 
     @property
     def title(self) -> str:
-        """What the recipe calls itself."""
+        """Title of the recipe."""
         return self.recipe.title
 
     @property
@@ -85,14 +87,14 @@ class FinishedRun:
     @overload
     def network(self, name: NetworkName) -> TrainedModel | TrainedSpalm: ...
     def network(self, name: NetworkName) -> TrainedModel | TrainedSpalm:
-        """Returns a trained network, which `load` loads."""
+        """Returns a trained network on disk; its `load` returns the network itself."""
         where = self.directory / name
         return TrainedSpalm(where) if name == "spalm" else TrainedModel(where)
 
-    def result(self, row: RowName) -> dict[str, Any]:
-        """Returns a row's results with the memory length of what is shown; the transformer has only one."""
+    def result(self, row: RowName) -> ResultRow:
+        """Returns the results of a row, with the length of the short-term memory that is shown."""
         found = {each["memory_length"]: each for each in self.results if each["model"] == row}
-        return found.get(self.memory_length) or next(iter(found.values()))
+        return found.get(self.memory_length) or next(iter(found.values()))  # the transformer has one length only
 
     def records(self, row: RowName) -> Records:
         """Returns a row's scores of every position; refuses scores that are not those of the results."""

@@ -1,15 +1,17 @@
-"""Records and neighbours to the records of a mixture: kNN-LM's fixed weight, or the adaptive one.
+"""Mixtures on top of a model's records: kNN-LM's fixed weight, or the adaptive one.
 
-Both are made from what is on disk, without reading the text again. What is tuned on dev is saved with the result.
+Both are made from records and neighbours that are on disk, without reading the text again. What is tuned on dev is
+saved with the result.
 """
 
-from collections.abc import Callable
-from dataclasses import asdict
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 from jaxtyping import Int
+from torch import Tensor
 
 from spalm.artifact import Draft
 from spalm.console import bar
@@ -17,134 +19,161 @@ from spalm.corpus import Corpus, Split, TokenSplit
 from spalm.errors import InputError
 from spalm.neighbours import NeighbourTable
 from spalm.runs.records import Records, records_stage
-from spalm.runs.rows import HELD_OUT
+from spalm.runs.rows import HELD_OUT, HeldOut
+from spalm.semiparametric import Knn, Retrieved, Retriever, TrainingExamples, tune_knn
 from spalm.semiparametric.adaptive import PARAMETER_FORMAT, AdaptiveMixture, AdaptiveSettings, learn_mixture
-from spalm.semiparametric.knn import KnnSettings, tune_knn
-from spalm.semiparametric.retrieval import Retriever
+from spalm.semiparametric.knn import KnnSettings
 from spalm.training import load_parameters
 from spalm.training.checkpoint import save_tensors
 
 MIXTURE = "mixture.safetensors"
-"""Learned from all of dev; it scores test."""
+"""File of the mixture that learned from all of dev; it scores test."""
 BY_HALF = ("mixture-first.safetensors", "mixture-second.safetensors")
-"""Each learned from the other half of dev; they score dev."""
+"""Files of the mixtures that score the halves of dev; each learned from the other half."""
 _ROWS = 1 << 15
 """Positions that are mixed at a time."""
 _MOST = 150_000
-"""Positions that a mixture learns from."""
+"""Highest number of positions that a mixture learns from."""
+
+
+@dataclass(frozen=True)
+class _ScoredPositions:
+    """Positions of dev and test with a model's scores and their neighbours."""
+
+    records: Records
+    corpus: Corpus
+    retrievers: dict[HeldOut, Retriever]
+
+    @classmethod
+    def open(cls, records: Records, corpus: Corpus, table: NeighbourTable, count: int) -> "_ScoredPositions":
+        """Opens them with `count` neighbours of each position."""
+        return cls(records, corpus, {split: Retriever(table, split, count) for split in HELD_OUT})
+
+    def knn_inputs(self, split: HeldOut, rows: Int[np.ndarray, "n"]) -> tuple[Tensor, Retrieved, Tensor]:
+        """Returns the model's log p of the tokens that came, the neighbours, and the tokens that came."""
+        log_base = torch.from_numpy(np.array(self.records.log_probabilities(split)[rows]))
+        targets = torch.from_numpy(self.corpus.split(split).targets(rows))
+        return log_base, self.retrievers[split](rows), targets
+
+    def examples(self, split: HeldOut, rows: Int[np.ndarray, "n"]) -> TrainingExamples:
+        """Returns the inputs of the adaptive mixture."""
+        return self.records.examples(self.corpus.split(split), self.retrievers[split], rows)
+
+    def batches(self, split: HeldOut) -> Iterator[Int[np.ndarray, "n"]]:
+        """Yields all positions of a split, in order."""
+        for rows in torch.arange(len(self.corpus.split(split))).split(_ROWS):
+            yield rows.numpy()
 
 
 def mix_knn(records: Records, corpus: Corpus, table: NeighbourTable, settings: KnnSettings, directory: Path) -> Records:
-    """kNN-LM on top of a model's records: lambda, T and k are the best on dev."""
-    most = min(max(settings.counts), table.array("dev.ids").shape[1])
+    """Makes the records of kNN-LM on top of a model; lambda, T and k are the best of the grid on dev."""
+    count = min(max(settings.counts), table.array("dev.ids").shape[1])
 
     def fill(draft: Draft) -> tuple[dict, list[str]]:
-        retrievers = {split: Retriever(table, split, most) for split in HELD_OUT}
-        dev = corpus.split("dev")
+        positions = _ScoredPositions.open(records, corpus, table, count)
         with bar(f"tune {directory.name}", None) as shown:
-            rows = _spread(len(dev))
-            base = torch.from_numpy(np.array(records.log_probabilities("dev")[rows]))
-            knn, _ = tune_knn(base, retrievers["dev"](rows), torch.from_numpy(dev.targets(rows)), settings)
+            knn, _ = tune_knn(*positions.knn_inputs("dev", _sample(len(corpus.split("dev")))), settings)
             shown.say(f"lambda {knn.weight:.2f}, temperature {knn.temperature:.3g}, k {knn.count}")
-        for text in map(corpus.split, HELD_OUT):
-
-            def score(rows: np.ndarray, text=text) -> torch.Tensor:
-                base = torch.from_numpy(np.array(records.log_probabilities(text.split)[rows]))
-                targets = torch.from_numpy(text.targets(rows))
-                return knn.target_log_probabilities(base, retrievers[text.split](rows), targets)
-
-            _write(draft, text, score)
+        for split in HELD_OUT:
+            _write_scores(draft, split, _knn_scores(knn, positions, split))
         return {"knn": asdict(knn)}, []
 
-    own = {"knn": settings.as_json(), **_about(records)}
+    own = {"knn": settings.as_json(), "memory_length": records.settings["memory_length"]}
     parents = {"records": records.digest, "neighbours": table.digest}
     records_stage(own, parents).make(directory, fill)
     return Records(directory)
+
+
+def _knn_scores(knn: Knn, positions: _ScoredPositions, split: HeldOut) -> Iterator[Tensor]:
+    """Yields log p of the tokens of a split, batch by batch."""
+    for rows in positions.batches(split):
+        yield knn.target_log_probabilities(*positions.knn_inputs(split, rows))
 
 
 def mix_adaptively(
     records: Records, corpus: Corpus, table: NeighbourTable, settings: AdaptiveSettings, directory: Path
 ) -> Records:
-    """The adaptive mixture on top of a model's records. It learns from dev, and is never scored on what it learned
-    from: each half of dev is scored by a mixture that learned from the other, test by one that learned from both."""
+    """Makes the records of the adaptive mixture on top of a model.
+
+    It learns from dev and is never scored on what it learned from: each half of dev is scored by a mixture that learned
+    from the other half, test by one that learned from both.
+    """
     if not records.has("of_retrieved"):
         raise InputError(f"{records.directory} was made without neighbours; evaluate the model with them")
-    most = min(settings.neighbours, records.of("dev", "of_retrieved").shape[1])
+    count = min(settings.neighbours, records.of("dev", "of_retrieved").shape[1])
 
     def fill(draft: Draft) -> tuple[dict, list[str]]:
-        retrievers = {split: Retriever(table, split, most) for split in HELD_OUT}
-        dev = corpus.split("dev")
-        halves = _halves(dev)
-
-        def learned(rows: np.ndarray) -> AdaptiveMixture:
-            rows = rows[_spread(len(rows))]
-            return learn_mixture(settings, records.examples(dev, retrievers["dev"], rows))
-
-        def scored_by(mixture: AdaptiveMixture, text: TokenSplit) -> Callable[[np.ndarray], torch.Tensor]:
-            def score(rows: np.ndarray) -> torch.Tensor:
-                part = records.examples(text, retrievers[text.split], rows)
-                return mixture.target_log_probabilities(part)
-
-            return score
-
+        positions = _ScoredPositions.open(records, corpus, table, count)
+        dev, test = (range(len(corpus.split(split))) for split in HELD_OUT)
+        first, second = _halves(corpus.split("dev"))
+        mixtures = {}
         with bar(f"learn {directory.name}", 3) as shown:
-            by_half = []
-            for file, other in zip(BY_HALF, reversed(halves)):
-                mixture = learned(other)
-                save_tensors(draft.directory / file, mixture.state_dict())
-                by_half.append(scored_by(mixture, dev))
+            for file, learned_from in zip((*BY_HALF, MIXTURE), (second, first, dev)):
+                mixtures[file] = _learn(settings, positions, learned_from)
+                save_tensors(draft.directory / file, mixtures[file].state_dict())
                 shown.advance()
-            whole = learned(np.arange(len(dev)))
-            shown.advance()
-        border = len(halves[0])
+        on_dev = [(mixtures[file], half) for file, half in zip(BY_HALF, (first, second))]
+        _write_scores(draft, "dev", _adaptive_scores(on_dev, positions, "dev"))
+        _write_scores(draft, "test", _adaptive_scores([(mixtures[MIXTURE], test)], positions, "test"))
+        facts = {"dev_border": len(first), "neighbours": count, "width": mixtures[MIXTURE].width}
+        return facts, [MIXTURE, *BY_HALF]
 
-        def score_dev(rows: np.ndarray) -> torch.Tensor:
-            parts = [(by_half[0], rows[rows < border]), (by_half[1], rows[rows >= border])]
-            return torch.cat([score(part) for score, part in parts if len(part)])
-
-        _write(draft, dev, score_dev)
-        _write(draft, corpus.split("test"), scored_by(whole, corpus.split("test")))
-        save_tensors(draft.directory / MIXTURE, whole.state_dict())
-        return {"dev_border": border, "neighbours": most, "width": whole.hidden_norm.normalized_shape[0]}, [
-            MIXTURE,
-            *BY_HALF,
-        ]
-
-    own = {"adaptive": settings.as_json(), "form": PARAMETER_FORMAT, **_about(records)}
+    own = {
+        "adaptive": settings.as_json(),
+        "form": PARAMETER_FORMAT,
+        "memory_length": records.settings["memory_length"],
+    }
     parents = {"records": records.digest, "neighbours": table.digest}
     records_stage(own, parents).make(directory, fill)
     return Records(directory)
 
 
-def load_mixture(records: Records, split: Split, position: int) -> AdaptiveMixture:
-    """The mixture that scored a position: of dev it is the one that did not learn from it."""
-    file = MIXTURE if split != "dev" else BY_HALF[position >= records.facts["dev_border"]]
+def _learn(settings: AdaptiveSettings, positions: _ScoredPositions, learned_from: range) -> AdaptiveMixture:
+    """Returns a mixture that learned from a range of dev."""
+    rows = np.asarray(learned_from)
+    return learn_mixture(settings, positions.examples("dev", rows[_sample(len(rows))]))
+
+
+def _adaptive_scores(
+    mixtures: list[tuple[AdaptiveMixture, range]], positions: _ScoredPositions, split: HeldOut
+) -> Iterator[Tensor]:
+    """Yields log p of the tokens of a split, batch by batch; each mixture scores its range, and these are in order."""
+    for rows in positions.batches(split):
+        for mixture, scored in mixtures:
+            here = rows[(rows >= scored.start) & (rows < scored.stop)]
+            if len(here):
+                yield mixture.target_log_probabilities(positions.examples(split, here))
+
+
+def mixture_file(records: Records, split: Split, position: int) -> str:
+    """Returns the file of the mixture that scored a position: on dev, the one that did not learn from it."""
+    return MIXTURE if split != "dev" else BY_HALF[position >= records.facts["dev_border"]]
+
+
+def load_mixture(records: Records, file: str) -> AdaptiveMixture:
+    """Loads one of the adaptive mixtures of some records."""
     settings = AdaptiveSettings.parse(records.settings["adaptive"], str(records.directory))
     mixture = AdaptiveMixture(settings, records.facts["width"], records.facts["neighbours"])
     load_parameters(mixture, records.directory / file)
-    return mixture.eval().requires_grad_(False)
+    return mixture.eval().requires_grad_(requires_grad=False)
 
 
-def _about(records: Records) -> dict[str, int]:
-    return {"memory_length": records.settings["memory_length"]}
-
-
-def _spread(count: int) -> Int[np.ndarray, "n"]:
-    """Positions from all over, not more than a mixture needs."""
+def _sample(count: int) -> Int[np.ndarray, "n"]:
+    """Returns positions spread evenly over `count`, at most as many as a mixture learns from."""
     return np.arange(count) if count <= _MOST else np.linspace(0, count - 1, _MOST).astype(np.int64)
 
 
-def _halves(text: TokenSplit) -> list[np.ndarray]:
-    """A split in two, between the documents nearest to its middle, or in the middle of one that is very long."""
+def _halves(text: TokenSplit) -> tuple[range, range]:
+    """Returns a split in two, cut between the documents nearest to its middle, or within one that is very long."""
     count = len(text)
     ends = text.ends[(text.ends > count / 4) & (text.ends < 3 * count / 4)]
     border = int(ends[np.abs(ends - count / 2).argmin()]) if len(ends) else count // 2
-    return [np.arange(border), np.arange(border, len(text))]
+    return range(border), range(border, count)
 
 
 @torch.inference_mode()
-def _write(draft: Draft, text: TokenSplit, score: Callable[[np.ndarray], torch.Tensor]) -> None:
-    rows = torch.arange(len(text)).split(_ROWS)
-    found = torch.cat([score(part.numpy()) for part in rows])
+def _write_scores(draft: Draft, split: HeldOut, scores: Iterable[Tensor]) -> None:
+    """Writes the log-probabilities of a split, which come in batches."""
+    found = torch.cat(list(scores))
     assert torch.isfinite(found).all()
-    draft.write_array(f"{text.split}.log_probabilities", found.numpy().astype("<f4"))
+    draft.write_array(f"{split}.log_probabilities", found.numpy().astype("<f4"))

@@ -1,4 +1,6 @@
-"""A passage, token by token: what came, what the models thought of it, the gate, and the tokens that were retrieved."""
+"""A passage, token by token: the token that came, its probabilities, the gate, and the tokens that were retrieved."""
+
+from dataclasses import dataclass
 
 import numpy as np
 from rich import box
@@ -6,31 +8,38 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from spalm.corpus import Split, Tokeniser, TokenSplit, shown
+from spalm.corpus import Corpus, Split, TokenSplit, shown
 from spalm.memory import Entries
 from spalm.runs.finished import FinishedRun
 from spalm.runs.records import Records
+from spalm.runs.rows import REFERENCE_ROW
 
 
-def print_passage(
-    text: TokenSplit,
-    tokeniser: Tokeniser,
-    rows: np.ndarray,
-    records: tuple[Records, Records],
-    entries: Entries,
-    console: Console,
-) -> None:
+@dataclass(frozen=True)
+class Passage:
+    """Consecutive positions of a split."""
+
+    corpus: Corpus
+    split: Split
+    rows: np.ndarray
+
+    @property
+    def text(self) -> TokenSplit:
+        """The split that it is part of."""
+        return self.corpus.split(self.split)
+
+
+def print_passage(passage: Passage, spalm: Records, reference: Records, entries: Entries, console: Console) -> None:
     """Prints one line for each token, from the records of SPALM and of transformer-XL.
 
     Retrieved tokens that are the one that came are marked.
     """
-    spalm, reference = records
-    split = text.split
+    text, tokeniser, split, rows = passage.text, passage.corpus.tokeniser, passage.split, passage.rows
     document, offset = text.document_of(int(rows[0]))
     table = Table(
         title=Text(f"{document}, from token {offset}"), box=box.SIMPLE_HEAD, pad_edge=False, title_justify="left"
     )
-    for name in ("token", "transformer-xl", "spalm", "gate"):
+    for name in ("token", REFERENCE_ROW, "spalm", "gate"):
         table.add_column(name, justify="left" if name == "token" else "right")
     table.add_column("retrieved, nearest first", no_wrap=True)
     probabilities = [np.exp(records.log_probabilities(split)[rows]) for records in (reference, spalm)]
@@ -46,7 +55,7 @@ def print_passage(
 
 
 def retrieved_tokens(spalm: Records, split: Split, rows: np.ndarray, entries: Entries) -> list[list[int]]:
-    """The tokens that SPALM attended to at some positions, nearest first, as far as their documents are still held."""
+    """Returns the tokens that SPALM attended to at some positions, nearest first, without forgotten documents."""
     tokens = entries.tokens_of(np.asarray(spalm.of(split, "neighbours")[rows]))
     return [row[row >= 0].tolist() for row in tokens]
 
@@ -62,8 +71,8 @@ def where_memory_helped(text: TokenSplit, spalm: Records, reference: Records, le
 
 
 def passage_of(run: FinishedRun, split: Split, length: int, first: int | None = None) -> np.ndarray:
-    """Positions of one document from `first` on; default: where the long-term memory helped most."""
+    """Returns positions of one document from `first` on; default: where the long-term memory helped most."""
     text = run.corpus.split(split)
     if first is None:
-        return where_memory_helped(text, run.records("spalm"), run.records("transformer-xl"), length)
+        return where_memory_helped(text, run.records("spalm"), run.records(REFERENCE_ROW), length)
     return np.arange(first, min(first + length, int(text.ends[text.documents_of(np.array(first))])))

@@ -15,7 +15,7 @@ from spalm.lm import ModelSettings, NetworkSettings
 from spalm.memory import MemorySettings
 from spalm.neighbours import NeighbourSettings
 from spalm.runs.evaluation import EvaluationSettings
-from spalm.runs.rows import RowName
+from spalm.runs.rows import KEY_NETWORK, RowName
 from spalm.semiparametric import AdaptiveSettings, KnnSettings, SpalmModelSettings, SpalmSettings
 from spalm.settings import Settings, override
 from spalm.training import TrainingSettings
@@ -97,7 +97,7 @@ class Recipe(Settings):
 
     def test_memory_lengths(self, name: RowName) -> list[int]:
         """Returns the lengths of the short-term memory with which a row is evaluated."""
-        if name == "transformer":
+        if name == KEY_NETWORK:
             return [0]
         return self.evaluation.memory_lengths or [self.training.memory_length]
 

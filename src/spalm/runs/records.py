@@ -32,7 +32,7 @@ from spalm.semiparametric import BaseOutputs, Retriever, Scorer, TrainingExample
 _KIND = "records"
 _VERSION = 2
 _BLOCK_TOKENS = 1 << 16
-"""Tokens read between two saves: a kill loses no more than this."""
+"""Number of tokens read between two saves; a kill loses no more than these."""
 
 
 def records_stage(settings: dict[str, Any], parents: dict[str, str]) -> Stage:
@@ -61,7 +61,7 @@ class Records(Artifact):
         return f"dev.{name}" in self.manifest["files"]
 
     def examples(self, split: TokenSplit, retriever: Retriever, rows: Int[np.ndarray, "n"]) -> TrainingExamples:
-        """Returns positions of a split from which a mixture learns, or on which it is scored."""
+        """Returns the inputs of the adaptive mixture at some positions of a split, to learn from or to be scored."""
 
         def read(name: str) -> Tensor:
             return torch.from_numpy(np.array(self.of(split.split, name)[rows])).float()
@@ -78,10 +78,14 @@ def keep_records(
     load_scorer: Callable[[torch.device], Scorer],
     corpus: Corpus,
     reading: Reading,
+    *,
     directory: Path,
     execution: Execution,
 ) -> Records:
-    """Reads dev and test with a model and keeps its scores; the stage's settings and parents say which model and how."""
+    """Reads dev and test with a model and keeps its scores at `directory`.
+
+    The settings and parents of the stage identify the model and the way it reads.
+    """
 
     def fill(draft: Draft) -> tuple[dict, list[str]]:
         device = execution.hardware.prepare()
@@ -96,7 +100,7 @@ def keep_records(
 
 
 def _read(scorer: Scorer, split: TokenSplit, reading: Reading, draft: Draft) -> None:
-    """Appends rows block by block; what a killed run had written is kept."""
+    """Appends the scores of a split block by block; those that a killed run had written are kept."""
     # Long enough that the lanes' warm-up is a small part of it.
     block = max(_BLOCK_TOKENS, 4 * reading.lanes * reading.warm_up * reading.segment)
     block = reading.stride * max(1, block // reading.stride)
@@ -115,7 +119,7 @@ def _read(scorer: Scorer, split: TokenSplit, reading: Reading, draft: Draft) -> 
 
 
 def _append(path: Path, rows: np.ndarray, start: int) -> None:
-    """Puts rows behind the first `start`, which are on disk: they were synced before they were counted."""
+    """Writes rows behind the first `start`, which are on disk: they were synced before they were counted."""
     path.touch()
     with path.open("r+b") as file:
         offset = start * rows[:1].nbytes

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
 from rich import box
@@ -13,15 +13,43 @@ from spalm.artifact import write_json
 from spalm.corpus import Corpus
 from spalm.lm import TrainedModel
 from spalm.runs.evaluation import Unit, in_all_units
-from spalm.runs.finished import RESULTS
 from spalm.runs.recipe import PaperRow
 from spalm.runs.records import Records
 from spalm.runs.rows import HELD_OUT, HeldOut, Row, RowName
 from spalm.runs.significance import wilcoxon
 from spalm.semiparametric import TrainedSpalm
 
-ResultRow = dict[str, Any]
-"""A row as it stands in results.json."""
+RESULTS = "results.json"
+"""File that holds the results of a run."""
+ResultRow = TypedDict(
+    "ResultRow",
+    {
+        "model": RowName,
+        "dev": float,
+        "test": float,
+        "unit": Unit,
+        "parameters": int,
+        "memory_length": int,
+        "memory_length_in_training": int,
+        "lambda": float | None,
+        "temperature": float | None,
+        "neighbours": int | None,
+        "without_long_term_memory": dict[HeldOut, float] | None,
+        "p_against_transformer_xl": float | None,
+        "more_texts_in_memory": int,
+        "steps": int,
+        "best_step": int,
+        "seed": int,
+        "all_units": dict[HeldOut, dict[Unit, float]],
+        "evaluation": str,
+        "records": str,
+    },
+)
+"""A row as it stands in results.json.
+
+`evaluation` is the folder of its records within the run and `records` their digest; `lambda`, `temperature` and
+`neighbours` are those of kNN-LM.
+"""
 _SMALLEST_P = 1e-9
 """Smaller p-values are printed as less than this."""
 
@@ -38,7 +66,9 @@ def result_row(
     `records` holds the row's own scores, those of its network alone, and those of the row it is compared with.
     """
     training, own = trained.model_settings.training, records[row.name]
-    found = {split: in_all_units(own.log_probabilities(split), corpus.split(split)) for split in HELD_OUT}
+    found: dict[HeldOut, dict[Unit, float]] = {
+        split: in_all_units(own.log_probabilities(split), corpus.split(split)) for split in HELD_OUT
+    }
     knn = own.facts.get("knn", {})
     p = None
     if row.compared_with is not None:
@@ -77,16 +107,20 @@ def without_memory(row: Row, network: Records, split: HeldOut) -> np.ndarray | N
     return network.of(split, "without_memory") if row.gated else network.log_probabilities(split)
 
 
-def _ablated(row: Row, network: Records, corpus: Corpus, unit: Unit) -> dict[str, float] | None:
-    found = {split: without_memory(row, network, split) for split in HELD_OUT}
-    figures = {
-        split: in_all_units(array, corpus.split(split))[unit] for split, array in found.items() if array is not None
-    }
-    return figures or None
+def _ablated(row: Row, network: Records, corpus: Corpus, unit: Unit) -> dict[HeldOut, float] | None:
+    """Returns the figures of a row without its long-term memory; None if it has none."""
+    if not row.has_memory:
+        return None
+    figures: dict[HeldOut, float] = {}
+    for split in HELD_OUT:
+        alone = without_memory(row, network, split)
+        assert alone is not None
+        figures[split] = in_all_units(alone, corpus.split(split))[unit]
+    return figures
 
 
 def write_results(rows: list[ResultRow], directory: Path) -> None:
-    """Writes results.json."""
+    """Writes the rows to results.json."""
     write_json(directory / RESULTS, rows)
 
 
@@ -121,6 +155,7 @@ def _notes(rows: list[ResultRow]) -> list[str]:
 
 
 def _cells(row: ResultRow) -> list[str]:
+    """Returns a row as it is printed."""
     digits = 3 if row["unit"] == "bits/character" else 2
     ablated, p = row["without_long_term_memory"], row["p_against_transformer_xl"]
     return [

@@ -1,13 +1,20 @@
 """The rows of a run's results: which there are, what each is made of, and what it is compared with."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 NetworkName = Literal["transformer", "transformer-xl", "spalm"]
-NETWORKS: tuple[NetworkName, ...] = ("transformer", "transformer-xl", "spalm")
-"""The networks that are trained, in order. The transformer also makes the keys of the long-term memory."""
+"""Name of a network that a run trains."""
 RowName = Literal["transformer", "transformer-xl", "knn-lm", "spalm", "spalm+knn", "spalm-adaptive"]
+"""Name of a row of the results."""
 HeldOut = Literal["dev", "test"]
+"""Name of a split on which rows are scored."""
+NETWORKS: tuple[NetworkName, ...] = ("transformer", "transformer-xl", "spalm")
+"""The networks that are trained, in order."""
+KEY_NETWORK: Final = "transformer"
+"""The network whose hidden states are the keys of the long-term memory. It has no memory itself."""
+REFERENCE_ROW: Final = "transformer-xl"
+"""The row with a short-term memory only, with which rows that have a long-term memory are compared."""
 HELD_OUT: tuple[HeldOut, ...] = ("dev", "test")
 """The splits on which every row is scored."""
 
@@ -18,13 +25,14 @@ class Row:
 
     name: RowName
     network: NetworkName
+    """Network that the row is made of. The row with the network's own name scores it without a mixture."""
     mixture: Literal["knn", "adaptive"] | None = None
     """Mixture of probabilities on top of the network's own row: kNN-LM's fixed weight, or one for each position."""
     compared_with: RowName | None = None
     """Row against which its significance is tested."""
 
     @property
-    def gate_log_probabilities(self) -> bool:
+    def gated(self) -> bool:
         """Whether retrieved tokens reach the network's output through the paper's gate."""
         return self.network == "spalm"
 
@@ -39,11 +47,14 @@ ROWS: dict[RowName, Row] = {
     for row in (
         Row("transformer", "transformer"),
         Row("transformer-xl", "transformer-xl"),
-        Row("knn-lm", "transformer-xl", "knn", compared_with="transformer-xl"),
-        Row("spalm", "spalm", compared_with="transformer-xl"),
-        Row("spalm+knn", "spalm", "knn", compared_with="transformer-xl"),
-        Row("spalm-adaptive", "spalm", "adaptive", compared_with="transformer-xl"),
+        Row("knn-lm", "transformer-xl", "knn", compared_with=REFERENCE_ROW),
+        Row("spalm", "spalm", compared_with=REFERENCE_ROW),
+        Row("spalm+knn", "spalm", "knn", compared_with=REFERENCE_ROW),
+        Row("spalm-adaptive", "spalm", "adaptive", compared_with=REFERENCE_ROW),
     )
 }
-DEFAULT_ROW: RowName = "spalm-adaptive"
+"""All rows, in the order of the table: each uses more of the memory than the one before."""
+PREFERRED_ROWS: tuple[RowName, ...] = tuple(reversed(ROWS))
+"""All rows, the one to prefer first."""
+DEFAULT_ROW: RowName = PREFERRED_ROWS[0]
 """The row that generates and is served unless another is named."""

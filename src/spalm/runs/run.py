@@ -18,21 +18,21 @@ from spalm.neighbours import NeighbourTable, find_neighbours
 from spalm.runs.evaluation import Evaluation, evaluate_model
 from spalm.runs.finished import RECIPE
 from spalm.runs.mixtures import mix_adaptively, mix_knn
-from spalm.runs.passage import print_passage, where_memory_helped
+from spalm.runs.passage import Passage, print_passage, where_memory_helped
 from spalm.runs.recipe import Recipe
 from spalm.runs.records import Records
-from spalm.runs.results import ResultRow, print_results, result_row, write_results
-from spalm.runs.rows import ROWS, NetworkName, RowName
+from spalm.runs.results import RESULTS, ResultRow, print_results, result_row, write_results
+from spalm.runs.rows import KEY_NETWORK, REFERENCE_ROW, ROWS, NetworkName, RowName
 from spalm.semiparametric import TrainedSpalm, train_spalm
 
-Opened = TypeVar("Opened")
+Made = TypeVar("Made")
 _PASSAGE_TOKENS = 16
 """Tokens of the passage that is printed at the end."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """A recipe being carried out at a directory. Asking for a stage makes the stages before it."""
+    """A recipe being carried out at a directory. Each stage makes the stages that it needs."""
 
     recipe: Recipe
     directory: Path
@@ -84,12 +84,12 @@ class Run:
             return train_model(recipe.transformer_xl, self.corpus, where, self.execution)
         settings = recipe.spalm_model
         start = self.network("transformer-xl") if settings.first_step else None
-        return train_spalm(settings, start, self.corpus, self.neighbours, where, self.execution)
+        return train_spalm(settings, start, self.corpus, self.neighbours, directory=where, execution=self.execution)
 
     @cached_property
     def encoder(self) -> Encoder:
         """The vanilla transformer, frozen: its hidden states are the keys."""
-        return encoder_of(self.network("transformer"), self.recipe.memory, self.execution.hardware.prepare)
+        return encoder_of(self.network(KEY_NETWORK), self.recipe.memory, self.execution.hardware.prepare)
 
     @cached_property
     def memory(self) -> Memory:
@@ -110,7 +110,7 @@ class Run:
     def neighbours(self) -> NeighbourTable:
         """The neighbours of every training, dev and test position."""
         where, settings = self.directory / "neighbours", self.recipe.neighbours
-        self.network("transformer")  # makes the keys: all ranks train it, one searches
+        self.network(KEY_NETWORK)  # all ranks train it, the first alone searches
 
         def find() -> NeighbourTable:
             return find_neighbours(self.memory, self.encoder, self.corpus, settings, where, self.execution)
@@ -135,42 +135,41 @@ class Run:
         return mix_adaptively(inner, self.corpus, self.neighbours, recipe.adaptive, where)
 
     def rows(self, name: RowName) -> list[ResultRow]:
-        """Returns the results of one row of the table: one for each memory length at test."""
+        """Returns the results of a row: one for each length of the short-term memory at test."""
         return [self._row(name, memory_length) for memory_length in self.recipe.test_memory_lengths(name)]
 
     def _row(self, name: RowName, memory_length: int) -> ResultRow:
         row = ROWS[name]
         names: list[RowName] = [name, row.network, *([] if row.compared_with is None else [row.compared_with])]
-        records = {each: self.records(each, memory_length) for each in names}
+        records: dict[RowName, Records] = {each: self.records(each, memory_length) for each in names}
         result = result_row(row, self.network(row.network), records, self.corpus, self.recipe.evaluation.unit)
         more_texts = self.neighbours.facts.get("more_texts", 0) if row.has_memory else 0
         return {**result, "more_texts_in_memory": more_texts}
 
     def _finish(self, rows: list[ResultRow], console: Console) -> None:
-        """Writes the recipe and the results, and shows them."""
+        """Writes the recipe and the results, and prints the results."""
         write_atomically(self.directory / RECIPE, yaml.safe_dump(self.recipe.as_json(), sort_keys=False))
         write_results(rows, self.directory)
         print_results(rows, self.recipe.title, self.recipe.paper, console)
         self._show_passage(console)
-        console.print(f"written to {self.directory / 'results.json'}", highlight=False)
+        console.print(f"written to {self.directory / RESULTS}", highlight=False)
 
     def _show_passage(self, console: Console) -> None:
         memory_length = self.recipe.test_memory_lengths("spalm")[0]
-        spalm, reference = (self.records(name, memory_length) for name in ("spalm", "transformer-xl"))
-        text = self.corpus.split("test")
-        rows = where_memory_helped(text, spalm, reference, _PASSAGE_TOKENS)
+        spalm, reference = self.records("spalm", memory_length), self.records(REFERENCE_ROW, memory_length)
+        rows = where_memory_helped(self.corpus.split("test"), spalm, reference, _PASSAGE_TOKENS)
         console.print("Where the long-term memory helped most in test; retrieved tokens that came are in green.")
-        print_passage(text, self.corpus.tokeniser, rows, (spalm, reference), self.memory.entries(), console)
+        print_passage(Passage(self.corpus, "test", rows), spalm, reference, self.memory.entries(), console)
 
-    def _on_first_rank(self, make: Callable[[], Opened], opened: Callable[[], Opened]) -> Opened:
-        """Has the first rank make something, while the others wait and then open it."""
+    def _on_first_rank(self, make: Callable[[], Made], open_made: Callable[[], Made]) -> Made:
+        """Makes an artifact on the first rank, while the others wait and then open it."""
         hardware = self.execution.hardware
         ranks = hardware.ranks
         if not ranks.is_first:
             ranks.wait_for_first()
-            return opened()
+            return open_made()
         if ranks.distributed:
-            hardware.prepare()  # with the cores of those that wait
+            hardware.prepare()  # uses the cores of the ranks that wait
         made = make()
         ranks.wait_for_first()
         return made

@@ -10,4 +10,4 @@ def wilcoxon(one: np.ndarray, other: np.ndarray) -> float:
     difference = np.asarray(one, np.float64) - np.asarray(other, np.float64)
     if not difference.any():
         return 1.0
-    return float(stats.wilcoxon(difference, method="asymptotic").pvalue)
+    return float(stats.wilcoxon(difference, method="asymptotic").pvalue)  # pyright: ignore[reportAttributeAccessIssue]

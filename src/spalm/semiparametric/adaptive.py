@@ -296,7 +296,7 @@ def calibrate(mixture: AdaptiveMixture, examples: TrainingExamples, steps: int =
     """Fits the numbers that hold for all positions (weight, temperature, agreement, sharpness) to other positions."""
     tuned = [mixture.output_layer.bias, mixture.log_temperature]
     for parameter in tuned:
-        parameter.requires_grad_(True)
+        parameter.requires_grad = True
     optimiser = torch.optim.Adam(tuned, 0.03)
     batches = list(examples.batches(mixture.settings.batch_size))
     features = [mixture.features(batch.base, batch.retrieved) for batch in batches]
@@ -306,4 +306,4 @@ def calibrate(mixture: AdaptiveMixture, examples: TrainingExamples, steps: int =
         optimiser.zero_grad(set_to_none=True)
         loss.backward()
         optimiser.step()
-    return mixture.eval().requires_grad_(False)
+    return mixture.eval().requires_grad_(requires_grad=False)

@@ -37,4 +37,4 @@ def fit_network(
             nn.utils.clip_grad_norm_(network.parameters(), 1.0)
             optimiser.step()
             schedule.step()
-    network.eval().requires_grad_(False)
+    network.eval().requires_grad_(requires_grad=False)

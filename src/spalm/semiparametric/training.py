@@ -71,6 +71,7 @@ def train_spalm(
     start: TrainedModel | None,
     corpus: Corpus,
     table: NeighbourTable,
+    *,
     directory: Path,
     execution: Execution,
 ) -> "TrainedSpalm":
@@ -87,7 +88,7 @@ def train_spalm(
         if start is not None:
             model.base = start.kept()
         if not gate.neighbours:
-            model.gate.requires_grad_(False)  # no gradient reaches it
+            model.gate.requires_grad_(requires_grad=False)  # no gradient reaches it
         retrieve: RetrieveFunction = Retriever(table, "train", gate.attended)
         if execution.hardware.compile:
             # Reading from disk cannot be compiled.
@@ -140,4 +141,4 @@ class TrainedSpalm(Artifact):
         base = Transformer(self.model_settings.network, self.facts["vocabulary"])
         model = Spalm(base, self.model_settings.spalm.gate)
         load_parameters(model, self.directory / BEST)
-        return model.to(device).eval().requires_grad_(False)
+        return model.to(device).eval().requires_grad_(requires_grad=False)
