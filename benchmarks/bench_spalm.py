@@ -18,7 +18,7 @@ from torch import nn
 from spalm.artifact import stage, write_json
 from spalm.compute import Hardware
 from spalm.console import say
-from spalm.corpus import Corpus, Streams
+from spalm.corpus import Corpus, TrainingBatches
 from spalm.lm import Reading, Transformer, segment_loss
 from spalm.memory import Encoder, Memory, open_memory, remember, source_of_split
 from spalm.neighbours import NeighbourTable
@@ -64,7 +64,7 @@ def a_table(corpus: Corpus, memory: Memory, count: int, folder: Path) -> Neighbo
 class Steps:
     """Training steps of one model, one after another."""
 
-    def __init__(self, model: nn.Module, loss: Callable, streams: Streams, recipe: Recipe):
+    def __init__(self, model: nn.Module, loss: Callable, streams: TrainingBatches, recipe: Recipe):
         self.model, self.loss, self.streams, self.recipe = model, loss, streams, recipe
         self.optimiser = make_optimiser(recipe.training.optimiser, model)
         self.memory: list[torch.Tensor] = []
@@ -97,7 +97,7 @@ def main() -> None:
     gate = recipe.model("spalm").spalm.gate
     table = a_table(corpus, memory, gate.neighbours, folder / "neighbours")
     training, length = recipe.training, recipe.training.memory_length
-    streams = Streams(corpus.split("train"), training.batch_size, training.segment_length, 1)
+    streams = TrainingBatches(corpus.split("train"), training.batch_size, training.segment_length, 1)
     plain = Transformer(recipe.network, corpus.vocabulary).initialise(1)
     spalm = Spalm(Transformer(recipe.network, corpus.vocabulary), gate).initialise(1)
     retriever = Retriever(table, "train", gate.neighbours)

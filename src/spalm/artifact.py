@@ -22,7 +22,7 @@ import numpy as np
 
 import spalm
 from spalm.console import say
-from spalm.errors import InputError, InUse
+from spalm.errors import InputError, InUseError
 from spalm.settings import differences
 
 MANIFEST = "manifest.json"
@@ -255,7 +255,9 @@ def only_writer(directory: Path) -> Iterator[None]:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(handle)
-        raise InUse(f"{directory} is being written by another process; wait for it or choose another --out") from None
+        raise InUseError(
+            f"{directory} is being written by another process; wait for it or choose another --out"
+        ) from None
     try:
         yield
     finally:

@@ -76,7 +76,7 @@ def test_without_neighbours_the_combiners_are_the_model(attached, lessons):
 def test_training_positions_do_not_see_their_own_document_and_dev_sees_no_held_out_text(attached, lessons):
     entries, train = attached.memory.entries(), attached.corpus.split("train")
     first = attached.memory.first_id(source_of_split(attached.corpus, "train"))
-    held = entries.documents_held
+    held = entries.live_documents
     for lesson in (lessons.train, lessons.dev, lessons.test):
         ids = lesson.retrieved.ids[lesson.retrieved.present].numpy()
         assert first <= ids.min() <= ids.max() < first + len(train)
@@ -162,7 +162,7 @@ def test_unsearched_positions_move_on_from_the_one_before(attached, lessons):
     entries, text, lesson = attached.memory.entries(), attached.corpus.split("test"), lessons.test
     chosen = torch.from_numpy(np.random.default_rng(5).random(len(text)) < 0.3)
     found = advance_unsearched(lesson.retrieved, chosen, lesson.targets, text, entries)
-    held = entries.documents_held
+    held = entries.live_documents
     have: dict[int, float] = {}
     for position in range(300):
         if chosen[position]:

@@ -22,8 +22,8 @@ from spalm.compute import LOCAL, JobPart, LocalEngine, split_rows
 from spalm.compute import ray_engine as on_ray
 from spalm.errors import InputError
 from spalm.lm import NetworkSettings, Reading, Transformer
-from spalm.memory import Encoder, Memory, MemorySettings, open_memory, remember, source_of_split, store
-from spalm.memory.remember import _Writing
+from spalm.memory import Encoder, Memory, MemorySettings, open_memory, remember, shards, source_of_split
+from spalm.memory.remember import _ShardWriter
 from spalm.neighbours import Budget, NeighbourSettings, find_neighbours, make_searcher
 from spalm.neighbours.index import on_disk
 from spalm.neighbours.join import stage as bulk
@@ -61,7 +61,7 @@ def engine(cluster):
 
 @pytest.fixture(autouse=True)
 def _small_shards(monkeypatch):
-    monkeypatch.setattr(store, "SHARD_BYTES", 2 * WIDTH * 300)
+    monkeypatch.setattr(shards, "SHARD_BYTES", 2 * WIDTH * 300)
 
 
 def encoder(corpus) -> Encoder:
@@ -117,7 +117,7 @@ class Stopping:
                 raise Stopped
 
 
-class DyingWriting(_Writing):
+class DyingWriting(_ShardWriter):
     """Its process is killed in the middle of the third shard, the first time: keys are there, tokens are not."""
 
     def __call__(self, part: JobPart, progress):
@@ -127,7 +127,7 @@ class DyingWriting(_Writing):
             write_atomically(path, *about)
 
         with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(store, "write_atomically", dying)
+            patched.setattr(shards, "write_atomically", dying)
             return super().__call__(part, progress)
 
 
@@ -159,7 +159,7 @@ def test_keys_and_neighbours_have_the_bytes_of_the_local_engine(corpus, engine, 
 def test_a_killed_worker_only_repeats_its_part(corpus, engine, tmp_path, monkeypatch):
     here = remembered(corpus, tmp_path / "here", LOCAL)
     local = searched(corpus, here, tmp_path / "local", LOCAL)
-    monkeypatch.setattr(sys.modules[_Writing.__module__], "_Writing", DyingWriting)
+    monkeypatch.setattr(sys.modules[_ShardWriter.__module__], "_ShardWriter", DyingWriting)
     monkeypatch.setattr(bulk, "Answering", DyingAnswering)
     there = remembered(corpus, tmp_path / "there", engine)
     assert (tmp_path / "killed-writing").exists()

@@ -9,7 +9,7 @@ import time
 import numpy as np
 import pytest
 
-from spalm.corpus import Corpus, CorpusSettings, Streams, build_corpus
+from spalm.corpus import Corpus, CorpusSettings, TrainingBatches, build_corpus
 from spalm.corpus.tokens import token_dtype
 from spalm.errors import InputError
 from support.small_texts import word_corpus
@@ -157,7 +157,7 @@ def test_real_wikitext_2_has_its_published_counts(real_data, tmp_path):
 class TestStreams:
     def test_lanes_are_contiguous(self, corpus):
         split = corpus.split("train")
-        streams = Streams(split, lanes=3, segment=7, seed=1)
+        streams = TrainingBatches(split, lanes=3, segment=7, seed=1)
         batches = [streams.batch(step) for step in range(streams.segments_per_epoch)]
         for lane in range(3):
             positions = np.concatenate([batch.positions[lane] for batch in batches])
@@ -170,7 +170,7 @@ class TestStreams:
 
     def test_epochs_begin_elsewhere_and_depend_only_on_the_seed(self, corpus):
         split = corpus.split("train")
-        one, two, other = (Streams(split, 3, 7, seed) for seed in (1, 1, 2))
+        one, two, other = (TrainingBatches(split, 3, 7, seed) for seed in (1, 1, 2))
         epoch = one.segments_per_epoch
         assert one.starts_epoch(0)
         assert one.starts_epoch(epoch)
@@ -182,4 +182,4 @@ class TestStreams:
 
     def test_too_little_text(self, corpus):
         with pytest.raises(InputError, match=r"lanes of one segment of 5000 need 20,000"):
-            Streams(corpus.split("train"), 4, 5000, 0)
+            TrainingBatches(corpus.split("train"), 4, 5000, 0)

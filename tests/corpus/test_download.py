@@ -8,7 +8,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from spalm.corpus.download import Official, download
+from spalm.corpus.download import OfficialArchive, download_corpus
 from spalm.errors import InputError
 
 
@@ -51,37 +51,37 @@ def server():
     running.server_close()
 
 
-def official(server, digest: str | None = None) -> Official:
-    return Official(server.url, digest or hashlib.sha256(server.content).hexdigest(), ("a.txt", "b.txt"))
+def official(server, digest: str | None = None) -> OfficialArchive:
+    return OfficialArchive(server.url, digest or hashlib.sha256(server.content).hexdigest(), ("a.txt", "b.txt"))
 
 
 def test_fetched_checked_and_unpacked(server, tmp_path):
-    folder = download("corpus", tmp_path, official(server))
+    folder = download_corpus("corpus", tmp_path, official(server))
     assert (folder / "a.txt").read_text() == "a" * 100_000
     assert sorted(path.name for path in folder.iterdir()) == ["a.txt", "b.txt"]
     assert not (tmp_path.parent / "b.txt").exists()
-    download("corpus", tmp_path, official(server))
+    download_corpus("corpus", tmp_path, official(server))
     assert len(server.asked) == 1
 
 
 def test_interrupted_it_goes_on_where_it_was(server, tmp_path):
     server.cut_after = 40_000
     with pytest.raises(InputError, match="resume"):
-        download("corpus", tmp_path, official(server))
+        download_corpus("corpus", tmp_path, official(server))
     assert not (tmp_path / "corpus" / "a.txt").exists()
     server.cut_after = None
-    download("corpus", tmp_path, official(server))
+    download_corpus("corpus", tmp_path, official(server))
     assert server.asked == [0, 40_000]
 
 
 def test_a_wrong_digest_is_refused(server, tmp_path):
     with pytest.raises(InputError, match="has digest"):
-        download("corpus", tmp_path, official(server, "0" * 64))
+        download_corpus("corpus", tmp_path, official(server, "0" * 64))
     assert list((tmp_path / "corpus").iterdir()) == []
 
 
 def test_unknown_names_and_no_network(tmp_path):
     with pytest.raises(InputError, match="not among wikitext-103"):
-        download("wikitext-104", tmp_path)
+        download_corpus("wikitext-104", tmp_path)
     with pytest.raises(InputError, match="cannot reach"):
-        download("x", tmp_path, Official("http://127.0.0.1:9/x.zip", "0", ("x",)))
+        download_corpus("x", tmp_path, OfficialArchive("http://127.0.0.1:9/x.zip", "0", ("x",)))

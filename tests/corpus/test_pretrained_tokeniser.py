@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, processors
 
-from spalm.corpus.pretrained_tokeniser import PretrainedTokens
-from spalm.corpus.tokeniser import from_json
+from spalm.corpus.pretrained_tokeniser import PretrainedTokeniser
+from spalm.corpus.tokeniser import tokeniser_from_json
 from spalm.errors import InputError
 from support.tiny_models import END
 
@@ -18,12 +18,12 @@ TEXTS = ["the cat", " the cat", "   three", "line\nline\n", "", "é", "🦜 🏳
 
 
 @pytest.fixture(scope="module")
-def byte_level(tiny) -> PretrainedTokens:
-    return PretrainedTokens.of_model(tiny("llama"))
+def byte_level(tiny) -> PretrainedTokeniser:
+    return PretrainedTokeniser.of_model(tiny("llama"))
 
 
 @pytest.fixture(scope="module")
-def byte_fallback() -> PretrainedTokens:
+def byte_fallback() -> PretrainedTokeniser:
     """As sentencepiece makes them: ▁ for a blank, one before every text, <0xNN> for what has no token."""
     names = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
     names += ["▁", *"thecas.", "th", "the", "▁the", "ca", "▁ca"]
@@ -36,10 +36,10 @@ def byte_fallback() -> PretrainedTokens:
     )
     made.add_special_tokens([AddedToken(name, normalized=False, special=True) for name in names[:3]])
     made.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
-    return PretrainedTokens(made, 300, 1, [2])
+    return PretrainedTokeniser(made, 300, 1, [2])
 
 
-def ids_of(tokeniser: PretrainedTokens, text: str) -> list[int]:
+def ids_of(tokeniser: PretrainedTokeniser, text: str) -> list[int]:
     return tokeniser.encode([text.encode()])[0].tolist()
 
 
@@ -93,17 +93,17 @@ def test_tokens_of_the_output_layer_that_no_text_has(byte_level):
 
 def test_it_is_kept_as_json(byte_level, byte_fallback):
     for tokeniser in (byte_level, byte_fallback):
-        again = from_json(json.loads(json.dumps(tokeniser.to_json())))
+        again = tokeniser_from_json(json.loads(json.dumps(tokeniser.to_json())))
         for text in TEXTS:
             np.testing.assert_array_equal(ids_of(again, text), ids_of(tokeniser, text))
-        assert (again.size, again.start, again.ends) == (tokeniser.size, tokeniser.start, tokeniser.ends)
+        assert (again.size, again.start, again.end_tokens) == (tokeniser.size, tokeniser.start, tokeniser.end_tokens)
 
 
 def test_answers_end_where_the_model_or_its_chats_end(tiny, tmp_path):
     folder = shutil.copytree(tiny("llama"), tmp_path / "model")
-    assert PretrainedTokens.of_model(folder).ends == {0}
+    assert PretrainedTokeniser.of_model(folder).end_tokens == {0}
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [0, 7]}))
-    assert PretrainedTokens.of_model(folder).ends == {0, 7}
+    assert PretrainedTokeniser.of_model(folder).end_tokens == {0, 7}
 
 
 @pytest.mark.parametrize("broken", ["config.json", "tokenizer.json"])
@@ -111,4 +111,4 @@ def test_a_broken_file_is_told_so(tiny, tmp_path, broken):
     folder = shutil.copytree(tiny("llama"), tmp_path / "model")
     (folder / broken).write_text("{")
     with pytest.raises(InputError, match=r"has no config.json and tokenizer.json that can be read"):
-        PretrainedTokens.of_model(folder)
+        PretrainedTokeniser.of_model(folder)

@@ -5,9 +5,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from spalm.corpus.pretrained_tokeniser import PretrainedTokens
-from spalm.corpus.to_tokenizers import START, fast_tokeniser
-from spalm.corpus.tokeniser import END_OF_DOCUMENT, Bytes, SubWords, Words
+from spalm.corpus.pretrained_tokeniser import PretrainedTokeniser
+from spalm.corpus.to_tokenizers import START, to_fast_tokenizer
+from spalm.corpus.tokeniser import END_OF_DOCUMENT, BpeTokeniser, ByteTokeniser, WordTokeniser
 from support.tiny_models import END
 
 TEXT = "the cat sat on the mat . the end\nä € 😀 <eos> the\n" * 50
@@ -18,12 +18,12 @@ ALPHABET = st.sampled_from([*"the catmä€😀\n\t\x1c\x1f\x85\xa0\u2028\u3000\
 def both(request):
     match request.param:
         case "words":
-            ours = Words.learn([TEXT.encode()], None)
+            ours = WordTokeniser.learn([TEXT.encode()], None)
         case "bpe":
-            ours = SubWords.learn(lambda: iter([TEXT.encode()]), 300, mark_documents=True)
+            ours = BpeTokeniser.learn(lambda: iter([TEXT.encode()]), 300, mark_documents=True)
         case _:
-            ours = Bytes()
-    made, symbol = fast_tokeniser(ours)
+            ours = ByteTokeniser()
+    made, symbol = to_fast_tokenizer(ours)
     return ours, Tokenizer.from_str(made.to_str()), symbol
 
 
@@ -53,7 +53,7 @@ def test_line_ends_are_text(both):
 
 
 def test_a_pretrained_models_tokeniser_is_one_already(tiny):
-    ours = PretrainedTokens.of_model(tiny("llama"))
-    theirs, symbol = fast_tokeniser(ours)
+    ours = PretrainedTokeniser.of_model(tiny("llama"))
+    theirs, symbol = to_fast_tokenizer(ours)
     assert symbol == END
     assert theirs.encode("the cat").ids == ours.encode([b"the cat"])[0].tolist()

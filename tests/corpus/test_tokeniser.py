@@ -4,21 +4,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spalm.corpus import TokeniserSettings
-from spalm.corpus.tokeniser import Bytes, SubWords, Words, from_json, learn
+from spalm.corpus.tokeniser import BpeTokeniser, ByteTokeniser, WordTokeniser, learn_tokeniser, tokeniser_from_json
 from spalm.errors import InputError
 
 TEXT = "the cat sat on the mat . the end\nä € 😀 the\n" * 50
 
 
 @pytest.fixture(scope="module")
-def bpe() -> SubWords:
-    return SubWords.learn(lambda: iter([TEXT.encode()]), 300, mark_documents=True)
+def bpe() -> BpeTokeniser:
+    return BpeTokeniser.learn(lambda: iter([TEXT.encode()]), 300, mark_documents=True)
 
 
 @settings(deadline=None, max_examples=50)
 @given(text=st.text())
 def test_bpe_and_bytes_spell_any_text(bpe, text):
-    for tokeniser in (bpe, Bytes()):
+    for tokeniser in (bpe, ByteTokeniser()):
         (ids,) = tokeniser.encode([text.encode("utf-8", "surrogatepass").decode("utf-8", "ignore").encode()])
         again = tokeniser.decode(ids.tolist())
         assert again == text.encode("utf-8", "surrogatepass").decode("utf-8", "ignore")
@@ -26,7 +26,7 @@ def test_bpe_and_bytes_spell_any_text(bpe, text):
 
 
 def test_words_follow_the_wikitext_convention():
-    words = Words.learn([b" a b a \n \n c \n"], None)
+    words = WordTokeniser.learn([b" a b a \n \n c \n"], None)
     (ids,) = words.encode([b" a z \n \n"])
     assert words.decode(ids.tolist()) == "a <unk>\n\n"
     assert len(ids) == 4
@@ -34,14 +34,14 @@ def test_words_follow_the_wikitext_convention():
 
 
 def test_words_keep_the_most_frequent():
-    words = Words.learn([b"a a a b b c\n"], 4)
+    words = WordTokeniser.learn([b"a a a b b c\n"], 4)
     assert words.size == 4
     assert words.decode(words.encode([b"a b c"])[0].tolist()) == "a b <unk>"
 
 
 @pytest.mark.parametrize("kind", ["words", "bpe"])
 def test_ids_are_in_order_of_frequency(kind):
-    tokeniser = learn(TokeniserSettings(kind=kind, size=300), lambda: iter([TEXT.encode()]))
+    tokeniser = learn_tokeniser(TokeniserSettings(kind=kind, size=300), lambda: iter([TEXT.encode()]))
     counts = np.bincount(tokeniser.encode([TEXT.encode()])[0], minlength=tokeniser.size)
     skip = 1 if kind == "bpe" else 0  # the document mark is first and does not occur in the text itself
     assert (np.diff(counts[skip:]) <= 0).all()
@@ -50,8 +50,8 @@ def test_ids_are_in_order_of_frequency(kind):
 @pytest.mark.parametrize("kind", ["words", "bpe", "bytes"])
 def test_saved_and_read_again(kind):
     size = None if kind == "bytes" else 300
-    tokeniser = learn(TokeniserSettings(kind=kind, size=size), lambda: iter([TEXT.encode()]))
-    again = from_json(tokeniser.to_json())
+    tokeniser = learn_tokeniser(TokeniserSettings(kind=kind, size=size), lambda: iter([TEXT.encode()]))
+    again = tokeniser_from_json(tokeniser.to_json())
     assert (again.size, again.start, again.end_of_document) == (
         tokeniser.size,
         tokeniser.start,
@@ -70,4 +70,4 @@ def test_saved_and_read_again(kind):
 )
 def test_impossible_sizes(asked, message):
     with pytest.raises(InputError, match=message):
-        learn(TokeniserSettings.parse(asked, "test"), lambda: iter([b"text"]))
+        learn_tokeniser(TokeniserSettings.parse(asked, "test"), lambda: iter([b"text"]))

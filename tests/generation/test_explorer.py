@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from spalm.corpus import in_text
-from spalm.corpus import shown as shown_as
+from spalm.corpus import token_in_text, visible_token
 from spalm.corpus import tokeniser as tokenisers
 from spalm.errors import InputError
 from spalm.generation import Picked, Switches
@@ -26,7 +25,7 @@ def rows(finished) -> np.ndarray:
 def test_it_says_what_the_records_say(explorer, finished, place, rows):
     found = explorer.passage(place)
     tokeniser, text = finished.corpus.tokeniser, finished.corpus.split("test")
-    assert found["tokens"] == [in_text(tokeniser, token) for token in text.tokens[rows].tolist()]
+    assert found["tokens"] == [token_in_text(tokeniser, token) for token in text.tokens[rows].tolist()]
     assert {"↵\n"} == {token for token in found["tokens"] if "\n" in token}
     for model in finished.models:
         kept = finished.records(model).log_probabilities("test")[rows]
@@ -62,13 +61,13 @@ def test_a_token_is_shown_with_its_neighbours(explorer, finished, place, rows):
         train, decode = finished.corpus.split("train"), finished.corpus.tokeniser.decode
         begin = each["id"] - each["offset"]  # ids are positions of train: nothing else was remembered
         assert begin in train.begins.tolist()
-        assert each["shown"] == shown_as(finished.corpus.tokeniser, int(train.tokens[each["id"]]))
+        assert each["shown"] == visible_token(finished.corpus.tokeniser, int(train.tokens[each["id"]]))
         assert each["before"] == decode(train.tokens[max(begin, each["id"] - 24) : each["id"]].tolist())
         assert each["came"] == (each["shown"] == found["shown"])
 
 
 def test_without_every_document_it_is_the_network_alone(explorer, finished, place):
-    off = Switches(documents=frozenset(finished.memory.entries().documents_held.numbers.tolist()))
+    off = Switches(documents=frozenset(finished.memory.entries().live_documents.numbers.tolist()))
     found, plain = explorer.passage(place, off)["models"], explorer.passage(place)["models"]
     assert found["knn-lm"]["log_probabilities"] == pytest.approx(plain["transformer-xl"]["log_probabilities"], abs=1e-4)
     for model in ("spalm", "spalm+knn", "spalm-adaptive"):
@@ -94,7 +93,7 @@ def test_a_text_of_ones_own_finds_its_true_neighbours(explorer, finished):
     train = finished.corpus.split("train")
     text = finished.corpus.tokeniser.decode(train.tokens[: int(train.ends[0])].tolist())
     found = explorer.passage(text)
-    assert found["shown"][:3] == [shown_as(finished.corpus.tokeniser, int(token)) for token in train.tokens[:3]]
+    assert found["shown"][:3] == [visible_token(finished.corpus.tokeniser, int(token)) for token in train.tokens[:3]]
     # The beginning of the training text, read from its beginning: it is in the memory, and finds itself.
     first = [explorer.token(text, position)["neighbours"][0] for position in (0, 9, 100)]
     assert [each["offset"] for each in first] == [0, 9, 100]
@@ -140,14 +139,14 @@ def test_namesakes_are_told_apart(explorer):
 
 
 def test_bytes_that_are_no_text_are_told_apart():
-    bytes_ = tokenisers.Bytes()
-    shown = [shown_as(bytes_, byte) for byte in (0xC3, 0xA9, 0x41, 0x0A, 0x20, 0x07)]
+    bytes_ = tokenisers.ByteTokeniser()
+    shown = [visible_token(bytes_, byte) for byte in (0xC3, 0xA9, 0x41, 0x0A, 0x20, 0x07)]
     assert shown == ["⟨C3⟩", "⟨A9⟩", "A", "↵", "·", "␇"]
     pieces = lambda: iter(["né né né nà \u202e x".encode()])  # noqa: E731
-    bpe = tokenisers.SubWords.learn(pieces, 262, True)
+    bpe = tokenisers.BpeTokeniser.learn(pieces, 262, mark_documents=True)
     ids = bpe.encode(["é \u202e".encode()])[0].tolist()
-    assert "".join(shown_as(bpe, id) for id in ids) == "⟨C3⟩⟨A9⟩·⟨E280⟩⟨AE⟩"
-    assert shown_as(bpe, bpe.start) == "<|document|>"
+    assert "".join(visible_token(bpe, id) for id in ids) == "⟨C3⟩⟨A9⟩·⟨E280⟩⟨AE⟩"
+    assert visible_token(bpe, bpe.start) == "<|document|>"
     for id in range(bpe.size):
         text = bpe.decode([id])
         assert bpe.spell(id) == text or "\ufffd" in text

@@ -49,7 +49,7 @@ def test_greedy_is_what_transformers_generates(any_live, use_memory, attached_fo
 
 def test_pieces_join_to_the_answer(any_live):
     written = list(generate(any_live, any_live.tokeniser.prompt(PROMPT), Sampling(max_tokens=40)))
-    answer = [each.token for each in written if each.token not in any_live.tokeniser.ends]
+    answer = [each.token for each in written if each.token not in any_live.tokeniser.end_tokens]
     decode, before = any_live.tokeniser.decode, any_live.tokeniser.prompt(PROMPT)
     assert "".join(each.text for each in written) == decode([*before, *answer])[len(decode(before)) :]
 
@@ -127,7 +127,7 @@ class Scripted:
 
 
 def written_of(live: Live, text: str, end: bool = False) -> list[Written]:
-    script = live.tokeniser.encode([text.encode()])[0].tolist() + ([min(live.tokeniser.ends)] if end else [])
+    script = live.tokeniser.encode([text.encode()])[0].tolist() + ([min(live.tokeniser.end_tokens)] if end else [])
     return list(go_on(Scripted(live, list(script)), None, live.tokeniser.start, Sampling(max_tokens=len(script))))
 
 

@@ -15,7 +15,7 @@ from torch.testing import assert_close
 from spalm.attachment.attach import AttachSettings, attach
 from spalm.attachment.attached import Attached
 from spalm.compute import Hardware
-from spalm.corpus.tokeniser import SubWords
+from spalm.corpus.tokeniser import BpeTokeniser
 from spalm.errors import InputError
 from spalm.generation.model import OWN_MODELS, EncodedTokens, open_live
 from support.facts import write_documents
@@ -242,7 +242,7 @@ class Noted:
 
 
 def test_texts_of_a_batch_are_followed_each_by_itself():
-    tokeniser = SubWords.learn(lambda: iter([b"the cat"]), 260, mark_documents=True)
+    tokeniser = BpeTokeniser.learn(lambda: iter([b"the cat"]), 260, mark_documents=True)
     texts = [Noted(), Noted(), Noted()]
     followed = iter(texts)
     cache = Followers(SimpleNamespace(tokeniser=tokeniser, follow=lambda: next(followed)), 3, tokeniser.start)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from spalm.corpus.pretrained_tokeniser import PretrainedTokens
+from spalm.corpus.pretrained_tokeniser import PretrainedTokeniser
 from spalm.errors import InputError
 from spalm.lm.pretrained import Pretrained, PretrainedFolder, locate_pretrained
 from support.tiny_models import ARCHITECTURES
@@ -187,8 +187,8 @@ def test_a_gguf_file_is_converted_exactly_and_once(smollm2):
     model = locate_pretrained(str(gguf), folder).load(CPU)
     assert (folder / "model.safetensors").stat().st_mtime_ns == before
     theirs = transformers.AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
-    tokens = torch.tensor([PretrainedTokens.of_model(folder).prompt("The capital of France is")])
+    tokens = torch.tensor([PretrainedTokeniser.of_model(folder).prompt("The capital of France is")])
     with torch.no_grad():
         expected = theirs(tokens).logits
     torch.testing.assert_close(model.logits(model.hidden(tokens)), expected, rtol=1e-4, atol=1e-3)
-    assert PretrainedTokens.of_model(folder).spell(int(expected[0, -1].argmax())) == " Paris"
+    assert PretrainedTokeniser.of_model(folder).spell(int(expected[0, -1].argmax())) == " Paris"

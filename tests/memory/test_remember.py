@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from spalm.lm import NetworkSettings, Reading, Transformer
-from spalm.memory import Encoder, MemorySettings, open_memory, remember, source_of_split, store
+from spalm.memory import Encoder, Memory, MemorySettings, open_memory, remember, shards, source_of_split
 
 CPU = torch.device("cpu")
 
@@ -24,7 +24,7 @@ def hidden(model, tokens: list[int], state=None) -> torch.Tensor:
 
 @pytest.fixture(autouse=True)
 def _small_shards(monkeypatch):
-    monkeypatch.setattr(store, "SHARD_BYTES", 2 * 14 * 100)
+    monkeypatch.setattr(shards, "SHARD_BYTES", 2 * 14 * 100)
 
 
 def test_overlapping_windows(corpus, tmp_path):
@@ -63,7 +63,7 @@ def test_reduced_keys_keep_distances(corpus, tmp_path):
     distances, shorter = (((x[:, None] - x[None]) ** 2).sum(2) for x in (keys, reduced))
     assert (shorter <= distances * 1.01 + 1e-2).all()
     assert shorter.sum() > 0.8 * distances.sum()
-    reopened = store.Memory(narrow.directory)
+    reopened = Memory(narrow.directory)
     found = reopened.keys_of(torch.from_numpy(keys).float())
     np.testing.assert_allclose(found, reduced, atol=5e-3)
 

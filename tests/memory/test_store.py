@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from spalm import artifact
+from spalm.compute import Execution
 from spalm.errors import InputError
-from spalm.memory import Memory, remember, source_of_text, store
+from spalm.memory import Memory, remember, shards, source_of_text
 from spalm.memory.catalogue import Catalogue
 from support.stub_memory import WIDTH, StubEncoder, new_memory, random_texts, stream
 
@@ -19,12 +20,12 @@ ENCODER = StubEncoder()
 
 @pytest.fixture(autouse=True)
 def _small_shards(monkeypatch):
-    monkeypatch.setattr(store, "SHARD_BYTES", 2 * WIDTH * 40)
+    monkeypatch.setattr(shards, "SHARD_BYTES", 2 * WIDTH * 40)
 
 
 def add(memory: Memory, texts: dict[str, list[int]], encoder: StubEncoder = ENCODER, restart: bool = False) -> bool:
     text = stream(texts)
-    return remember(memory, encoder, text, source_of_text(text), restart)
+    return remember(memory, encoder, text, source_of_text(text), execution=Execution(restart=restart))
 
 
 def contents(memory: Memory) -> dict[int, tuple[bytes, int, str, int]]:
@@ -224,7 +225,7 @@ def _crash_at(monkeypatch, step: int) -> None:
         return call
 
     monkeypatch.setattr(os, "fsync", dying(os.fsync))
-    monkeypatch.setattr(store, "write_atomically", dying(store.write_atomically))
+    monkeypatch.setattr(shards, "write_atomically", dying(shards.write_atomically))
     monkeypatch.setattr(Catalogue, "seal", dying(Catalogue.seal))
     monkeypatch.setattr(Catalogue, "vacuum", dying(Catalogue.vacuum))
     monkeypatch.setattr(Memory, "clear_leftovers", dying(Memory.clear_leftovers))

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from spalm.corpus import Streams
+from spalm.corpus import TrainingBatches
 from spalm.runs import ROWS, mixtures
 from spalm.semiparametric import Retriever, SpalmSettings
 from spalm.semiparametric.training import spalm_segment_loss
@@ -48,7 +48,7 @@ def test_no_dev_or_test_position_is_in_the_memory(run):
     entries = run.memory.entries()
     assert len(entries) == len(train)
     np.testing.assert_array_equal(entries.tokens(0, len(train)), train.tokens)
-    names = set(entries.documents_held.names)
+    names = set(entries.live_documents.names)
     assert names == set(train.names)
     assert not names & {*run.corpus.split("dev").names, *run.corpus.split("test").names}
 
@@ -94,7 +94,7 @@ def test_only_a_start_of_nothing_is_from_scratch_and_some_steps_are_its_own(star
 
 def test_in_half_precision_and_compiled_it_is_nearly_the_same(run):
     spalm = run.network("spalm").load(torch.device("cpu"))
-    batch = Streams(run.corpus.split("train"), 4, 16, 1).batch(3)
+    batch = TrainingBatches(run.corpus.split("train"), 4, 16, 1).batch(3)
     retriever = Retriever(run.neighbours, "train", 4)
     plain, _ = spalm_segment_loss(spalm, retriever, 16, batch, [])
     with torch.autocast("cpu", torch.bfloat16):

@@ -15,7 +15,7 @@ from spalm.semiparametric import Retrieved, advance_neighbours
 def memory(facts_run, tmp_path) -> Memory:
     """A copy from which some documents are forgotten, one of them between two that are not."""
     memory = Memory(shutil.copytree(facts_run.memory.directory, tmp_path / "memory"))
-    names = memory.entries().documents_held.names
+    names = memory.entries().live_documents.names
     memory.forget([names[3], names[10]])
     return memory
 
@@ -39,7 +39,7 @@ def by_hand(before: Retrieved, came: list[int], memory: Memory) -> list[list[tup
 
 def test_neighbours_that_were_right_move_on(memory):
     entries, random = memory.entries(), np.random.default_rng(0)
-    held = entries.documents_held
+    held = entries.live_documents
     ends = held.first_ids + held.entries - 1  # nothing follows the last entries of documents
     ids = random.choice(entries.labels(0, len(entries)), (7, 41), replace=True)
     ids[:, :5] = random.choice(ends, (7, 5))
@@ -59,7 +59,7 @@ def test_neighbours_that_were_right_move_on(memory):
 
 def test_what_was_forgotten_meanwhile_does_not_move_on(memory):
     entries = memory.entries()
-    held = entries.documents_held
+    held = entries.live_documents
     ids = held.first_ids[None, :6] + np.arange(4)[:, None]
     before = Retrieved.from_ids(ids, np.ones(ids.shape, np.float32), entries)
     memory.forget([held.names[1], held.names[4]])

@@ -128,7 +128,7 @@ def told(attached, *tokens: int) -> TestClient:
 def test_why_an_answer_ended(attached, live):
     """The end may come with the very last token that was allowed."""
     one, two = live.tokeniser.encode([b"ka"])[0][0], live.tokeniser.encode([b" lo"])[0][0]
-    (end,) = live.tokeniser.ends
+    (end,) = live.tokeniser.end_tokens
     for limit, reason, written in [(2, "length", 2), (3, "stop", 3), (4, "stop", 3)]:
         found = complete(told(attached, one, two, end), prompt="nu1", max_tokens=limit, logprobs=1)
         assert found["choices"][0]["text"] == "ka lo"
@@ -167,7 +167,7 @@ def test_stops_cut_text_and_tokens_alike(attached, live):
 
 def test_what_the_memory_decided_is_cited(client, live):
     (choice,) = complete(client, prompt=PROMPT, max_tokens=20, cite=True)["choices"]
-    names = live.memory.entries().documents_held.names
+    names = live.memory.entries().live_documents.names
     assert choice["citations"]
     for span in choice["citations"]:
         assert 0 <= span["start"] < span["end"] <= len(choice["text"])

@@ -38,7 +38,7 @@ def texts_held(folder: Path) -> dict[str, int]:
     memory.verify()
     entries = memory.entries()
     assert len(entries.tokens(0, len(entries))) == len(entries.keys(0, len(entries))) == len(entries)
-    held = entries.documents_held
+    held = entries.live_documents
     assert int(held.entries.sum()) == len(entries)
     assert len(set(held.names)) == len(held)
     return dict(zip(held.names, held.entries.tolist()))

@@ -83,7 +83,7 @@ def test_what_is_added_is_used_at_once_and_what_is_deleted_no_more(folder):
     (choice,) = client.post("/v1/completions", json=asked).json()["choices"]
     assert SECRET[12:].startswith(choice["text"])
     assert choice["citations"][0]["sources"][0]["document"] == "secret"
-    assert Memory(folder / "memory").entries().documents_held.names[-1] == "secret"  # it is on disk
+    assert Memory(folder / "memory").entries().live_documents.names[-1] == "secret"  # it is on disk
     assert client.delete(f"{PATH}/secret").json() == {"name": "secret", "deleted": 1}
     assert secret_score(client) == pytest.approx(before, abs=1e-4)
     assert client.get(PATH).json() == held

@@ -11,7 +11,7 @@ from rich.console import Console
 from scipy import stats
 
 from spalm.compute import Hardware
-from spalm.corpus import shown
+from spalm.corpus import visible_token
 from spalm.errors import InputError
 from spalm.runs import FinishedRun, passage_of
 from spalm.study import ANALYSES, AnalysisRequest, available, make_request, study, vary_neighbours, write_report
@@ -89,7 +89,7 @@ def test_tokens_that_gain_are_listed_with_their_counts(request, finished, text, 
     found = ANALYSES["outputs"](request).tables["gainers"].rows
     tokeniser = finished.corpus.tokeniser
     token, positions, gains, losses, nats = found[0]
-    here = [i for i, each in enumerate(text.tokens.tolist()) if shown(tokeniser, each) == token]
+    here = [i for i, each in enumerate(text.tokens.tolist()) if visible_token(tokeniser, each) == token]
     raised = [math.exp(log_probabilities["spalm"][i]) - math.exp(log_probabilities["transformer-xl"][i]) for i in here]
     assert positions == len(here)
     assert gains == sum(each >= 0.1 for each in raised)
@@ -174,7 +174,7 @@ def test_strips_show_what_the_records_hold(finished, text):
     ids = finished.records("spalm").of(SPLIT, "neighbours")
     for row, line, hits in zip(rows, found.tables["tokens"].rows, found.data["hits"]):
         tokens = [int(entries.tokens(int(id), int(id) + 1)[0]) for id in ids[row]]  # ids are rows: nothing is forgotten
-        assert line == [shown(tokeniser, int(token)) for token in (text.tokens[row], *tokens)]
+        assert line == [visible_token(tokeniser, int(token)) for token in (text.tokens[row], *tokens)]
         assert hits == [token == text.tokens[row] for token in tokens]
     drawn = [text.get_text() for text in found.picture().axes[0].texts]
     assert sorted(drawn) == sorted(cell for line in found.tables["tokens"].rows for cell in line)
@@ -320,7 +320,7 @@ def test_forgotten_documents_are_not_shown(finished, tmp_path):
     """After the run everything is forgotten: strips are empty, nothing matches, the report is written."""
     copy = shutil.copytree(finished.directory, tmp_path / "run")
     run = FinishedRun(copy)
-    run.memory.forget(sorted(set(run.memory.entries().documents_held.names)))
+    run.memory.forget(sorted(set(run.memory.entries().live_documents.names)))
     assert len(run.memory.entries()) == 0
     strips = ANALYSES["strips"](AnalysisRequest(run, SPLIT))
     assert all(cell is None for line in strips.tables["tokens"].rows for cell in line[1:])

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from spalm.compute import Hardware
-from spalm.corpus import Streams
+from spalm.corpus import TrainingBatches
 from spalm.errors import InputError
 from spalm.lm import ModelSettings, TrainedModel, Transformer, segment_loss, train_model
 from spalm.lm.training import dev_loss
@@ -41,7 +41,7 @@ def test_resumed_equals_uninterrupted_bit_for_bit(corpus, tmp_path, monkeypatch,
     wanted = settings(memory_length=memory_length, micro_batch=micro_batch)
     whole = train_model(wanted, corpus, tmp_path / "whole", "model", Hardware())
     monkeypatch.setattr(loop, "CHECKPOINT_SECONDS", -1.0)  # after every step
-    real_batch = Streams.batch
+    real_batch = TrainingBatches.batch
     for stop in (5, 6, 17):  # in the middle of nothing, just after an evaluation, and again
 
         def crash(self, step, stop=stop):
@@ -49,12 +49,12 @@ def test_resumed_equals_uninterrupted_bit_for_bit(corpus, tmp_path, monkeypatch,
                 raise KeyboardInterrupt
             return real_batch(self, step)
 
-        monkeypatch.setattr(Streams, "batch", crash)
+        monkeypatch.setattr(TrainingBatches, "batch", crash)
         with pytest.raises(KeyboardInterrupt):
             train_model(wanted, corpus, tmp_path / "stopped", "model", Hardware())
         torch.manual_seed(99)
         assert not (tmp_path / "stopped" / "manifest.json").exists()
-    monkeypatch.setattr(Streams, "batch", real_batch)
+    monkeypatch.setattr(TrainingBatches, "batch", real_batch)
     resumed = train_model(wanted, corpus, tmp_path / "stopped", "model", Hardware())
     assert losses(resumed.directory) == losses(whole.directory)
     assert resumed.manifest == whole.manifest
@@ -63,7 +63,7 @@ def test_resumed_equals_uninterrupted_bit_for_bit(corpus, tmp_path, monkeypatch,
 
 def test_micro_batches_change_nothing_but_memory(corpus):
     wanted = settings()
-    batch = Streams(corpus.split("train"), 4, 8, 1).batch(0)
+    batch = TrainingBatches(corpus.split("train"), 4, 8, 1).batch(0)
     gradients = []
     for at_a_time in (None, 1, 3):
         model = Transformer(wanted.network, corpus.vocabulary).initialise(0).eval()
@@ -100,7 +100,7 @@ GOLDEN = "[[6, 2.8371], [10, 2.6345], [12, 2.6381], [18, 2.5765], [20, 2.5701], 
 
 
 def test_a_checkpoint_of_another_configuration_is_refused(corpus, tmp_path, monkeypatch):
-    monkeypatch.setattr(Streams, "batch", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr(TrainingBatches, "batch", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         train_model(settings(), corpus, tmp_path / "m", "model", Hardware())
     other = settings(optimiser={"learning_rate": 0.02})

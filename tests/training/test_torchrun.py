@@ -26,13 +26,13 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--np
 COMMAND = """
 import os, signal, types
 from spalm.cli import main
-from spalm.corpus import Streams
+from spalm.corpus import TrainingBatches
 from spalm.learning import loop
 
 loop.CHECKPOINT_SECONDS = 2
 clock = types.SimpleNamespace(now=0, monotonic=lambda: clock.now)
 loop.time = clock
-read = Streams.batch
+read = TrainingBatches.batch
 
 def batch(self, step):
     clock.now += 1
@@ -40,7 +40,7 @@ def batch(self, step):
         os.kill(os.getpid(), signal.SIGKILL)
     return read(self, step)
 
-Streams.batch = batch
+TrainingBatches.batch = batch
 main()
 """
 """spalm with a checkpoint every third step, and a rank that dies at a step if it is told to."""

@@ -66,7 +66,7 @@ def _training_examples(
     keys = entries.take(rows).astype(np.float32)
     with bar("neighbours of training positions", None):
         retrieved = search(keys, own=ids)
-    documents = entries.documents_held.index_of(ids)
+    documents = entries.live_documents.index_of(ids)
     goes_on = np.append(False, (np.diff(ids) == 1) & (np.diff(documents) == 0))
     before = retrieved[np.maximum(np.arange(len(rows)) - 1, 0)]
     before.distances[~goes_on] = torch.inf

@@ -43,7 +43,7 @@ def score_files(attached: Attached, paths: list[Path]) -> dict[str, Any]:
 
 
 def _refuse_the_remembered(attached: Attached, text: TokenStream) -> None:
-    held = set(attached.memory.entries().documents_held.names) & set(text.names)
+    held = set(attached.memory.entries().live_documents.names) & set(text.names)
     if held:
         raise InputError(
             f"the memory holds a document called {min(held)!r}: it would be scored by its own copy; forget it first"

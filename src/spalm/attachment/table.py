@@ -30,7 +30,7 @@ def print_attached(attached: Attached, console: Console) -> None:
     console.print(curve)
     held = attached.memory.entries()
     console.print(
-        f"the memory holds {len(held):,} positions of {len(held.documents_held):,} documents; write with it: "
+        f"the memory holds {len(held):,} positions of {len(held.live_documents):,} documents; write with it: "
         f'spalm generate {attached.directory} "..." --cite',
         soft_wrap=True,
         highlight=False,

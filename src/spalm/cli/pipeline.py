@@ -34,20 +34,20 @@ from spalm.cli.options import (
 )
 from spalm.compute import Execution, Hardware, open_engine, parse_size, ranks_of_torchrun
 from spalm.console import say
-from spalm.corpus import OFFICIAL, download
+from spalm.corpus import OFFICIAL_CORPORA, download_corpus
 from spalm.errors import InputError
-from spalm.memory import describe
+from spalm.memory import describe_memory
 from spalm.neighbours import Kind, make_searcher
 from spalm.runs import Recipe, Run, print_results, read_recipe
 
 
 @app.command(name="download")
 def download_(
-    name: Annotated[str, typer.Argument(help=f"One of {', '.join(OFFICIAL)}.")],
+    name: Annotated[str, typer.Argument(help=f"One of {', '.join(OFFICIAL_CORPORA)}.")],
     to: Annotated[Path, typer.Option(help="Folder to put it in.")] = Path("data"),
 ) -> None:
     """Fetch an official corpus, check its digest, unpack it; resumes if interrupted."""
-    say(f"{download(name, to)} is ready; use it with SPALM_DATA={to}")
+    say(f"{download_corpus(name, to)} is ready; use it with SPALM_DATA={to}")
 
 
 @app.command()
@@ -110,7 +110,7 @@ def remember_(
         else:
             run = Run(_recipe(recipe, settings, bf16=bf16), place(out, engine), execution)
             memory = run.remember(text or [])
-    typer.echo(json.dumps(describe(memory), indent=2, ensure_ascii=False))
+    typer.echo(json.dumps(describe_memory(memory), indent=2, ensure_ascii=False))
 
 
 @app.command()

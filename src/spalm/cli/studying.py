@@ -27,7 +27,7 @@ from spalm.cli.options import (
 )
 from spalm.compute import Execution, Hardware, machine_ram, parse_size
 from spalm.console import say
-from spalm.memory import describe
+from spalm.memory import describe_memory
 from spalm.planning import Cluster, Wanted, parse_count, plan, print_plan
 from spalm.runs import FinishedRun, HeldOut, Recipe, RowName, read_recipe
 from spalm.settings import described
@@ -142,11 +142,11 @@ def show(
         return
     memory = memory_at(directory)
     if documents:
-        held = memory.entries().documents_held
+        held = memory.entries().live_documents
         for name, first, count in zip(held.names, held.first_ids, held.entries):
             typer.echo(f"{first}\t{count}\t{name}")
     elif versions:
         for version in memory.versions():
             typer.echo(f"{version.version}\t{version.at}\t{version.what}")
     else:
-        typer.echo(json.dumps(describe(memory), indent=2, ensure_ascii=False))
+        typer.echo(json.dumps(describe_memory(memory), indent=2, ensure_ascii=False))

@@ -1,10 +1,10 @@
-"""Text in, token arrays out: sources, tokenisers, the arrays on disk, and the streams that training reads."""
+"""Text in, token arrays out: sources, tokenisers, the arrays on disk, and the batches that training reads."""
 
 from spalm.corpus.build import CorpusSettings, build_corpus, tokenise_files
-from spalm.corpus.display import in_text, shown
-from spalm.corpus.download import OFFICIAL, download
-from spalm.corpus.segments import Batch, Streams
-from spalm.corpus.sources.document import SPLITS, Document, Source, Split
+from spalm.corpus.display import token_in_text, visible_token
+from spalm.corpus.download import OFFICIAL_CORPORA, download_corpus
+from spalm.corpus.segments import Batch, TrainingBatches
+from spalm.corpus.sources.document import SPLITS, Document, Split, TextSource
 from spalm.corpus.tokeniser import Tokeniser, TokeniserSettings
 from spalm.corpus.tokens import Corpus, TokenSplit, TokenStream
 
@@ -13,18 +13,18 @@ __all__ = [
     "Corpus",
     "CorpusSettings",
     "Document",
-    "OFFICIAL",
+    "OFFICIAL_CORPORA",
     "SPLITS",
-    "Source",
     "Split",
-    "Streams",
+    "TextSource",
     "TokenSplit",
     "TokenStream",
     "Tokeniser",
     "TokeniserSettings",
+    "TrainingBatches",
     "build_corpus",
-    "download",
-    "in_text",
-    "shown",
+    "download_corpus",
+    "token_in_text",
     "tokenise_files",
+    "visible_token",
 ]

@@ -1,4 +1,4 @@
-"""Text to tokens: the corpus stage. Any amount of text in bounded memory; killed, it resumes where it was."""
+"""The corpus stage: text to token arrays, in bounded memory. A killed build resumes where it was."""
 
 import json
 import os
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, BinaryIO
 
 import numpy as np
 from pydantic import Field
@@ -15,22 +15,25 @@ from pydantic import Field
 from spalm import artifact
 from spalm.artifact import Stage
 from spalm.console import Bar, bar
-from spalm.corpus import tokeniser as tokenisers
 from spalm.corpus.sources.document import PIECE_BYTES, SPLITS, Document, Split
 from spalm.corpus.sources.enwik8 import Enwik8
 from spalm.corpus.sources.text_files import PythonStdlib, TextFiles
 from spalm.corpus.sources.wikitext import WikiText
 from spalm.corpus.sources.wmt_news import WmtNews
-from spalm.corpus.tokeniser import Tokeniser, TokeniserSettings
-from spalm.corpus.tokens import KIND, VERSION, Corpus, TokenStream, token_dtype
+from spalm.corpus.tokeniser import ByteTokeniser, Tokeniser, TokeniserSettings, learn_tokeniser, tokeniser_from_json
+from spalm.corpus.tokens import CORPUS_KIND, CORPUS_VERSION, Corpus, TokenStream, token_dtype
 from spalm.errors import InputError
 from spalm.settings import Settings
 
 _BATCH_BYTES = 4 * PIECE_BYTES
+"""Bytes of text that the tokeniser is given at a time."""
 _SAVE_SECONDS = 5.0
+"""Seconds between two entries of the journal."""
 
 
 class CorpusSettings(Settings):
+    """Text and tokeniser of a corpus."""
+
     source: Annotated[WikiText | Enwik8 | WmtNews | TextFiles | PythonStdlib, Field(discriminator="kind")]
     """Where the text comes from: kind (wikitext, enwik8, wmt-news, text, python-stdlib) and what that kind takes."""
     tokeniser: TokeniserSettings
@@ -38,21 +41,21 @@ class CorpusSettings(Settings):
 
 
 def build_corpus(settings: CorpusSettings, directory: Path, *, restart: bool = False) -> Corpus:
-    """Makes the token arrays of all three splits at `directory`, or finds them made from the same text before."""
+    """Returns the corpus at `directory`: made now, unless it was made before from the same text and settings."""
     files = settings.source.files()
     content = artifact.digest_of_json([(name, artifact.digest_of_file(path)) for name, path in files])
-    stage = Stage(KIND, VERSION, settings.as_json(), {"text": content}, cheap=True)
-    stage.make(directory, lambda draft: _make(settings, draft), restart=restart)
+    stage = Stage(CORPUS_KIND, CORPUS_VERSION, settings.as_json(), {"text": content}, cheap=True)
+    stage.make(directory, lambda draft: _fill(settings, draft), restart=restart)
     return Corpus(directory)
 
 
-def _make(settings: CorpusSettings, draft: artifact.Draft) -> tuple[dict, list[str]]:
+def _fill(settings: CorpusSettings, draft: artifact.Draft) -> tuple[dict, list[str]]:
     tokeniser = _tokeniser(settings, draft.directory)
     facts = {"vocabulary": tokeniser.size, "splits": {}}
     journal = _Journal(draft.scratch("journal.json"))
-    with bar("tokenise", settings.source.text_bytes(), journal.bytes_done()) as shown:
+    with bar("tokenise", settings.source.text_bytes(), journal.bytes_done()) as progress:
         for split in SPLITS:
-            counts = _tokenise(settings, tokeniser, split, draft, journal, shown)
+            counts = _tokenise(settings, tokeniser, split, draft, journal, progress)
             kept = ("documents", "tokens", "words", "characters")
             facts["splits"][split] = {key: getattr(counts, key) for key in kept}
     return facts, ["tokeniser.json", *(f"{split}.names" for split in SPLITS)]
@@ -62,18 +65,18 @@ def _tokeniser(settings: CorpusSettings, directory: Path) -> Tokeniser:
     path = directory / "tokeniser.json"
     if not path.exists():
         with bar("learn the tokeniser", None):
-            tokeniser = tokenisers.learn(settings.tokeniser, lambda: _pieces(settings, "train"))
+            tokeniser = learn_tokeniser(settings.tokeniser, lambda: _pieces(settings, "train"))
         artifact.write_atomically(path, json.dumps(tokeniser.to_json(), ensure_ascii=False))
-    return tokenisers.from_json(json.loads(path.read_text()))
+    return tokeniser_from_json(json.loads(path.read_text()))
 
 
 def tokenise_files(paths: list[Path], tokeniser: Tokeniser) -> TokenStream:
-    """The documents of files and folders as one stream, for a memory to remember; its tokens are held in RAM."""
+    """Returns the documents of files and folders as one stream, for a memory to remember. It is held in RAM."""
     source = TextFiles(kind="text", path=[str(path.resolve()) for path in paths])
     tokens, ends, names = [np.zeros(0, token_dtype(tokeniser.size))], [], []
     count = 0
     for batch in _batches(_in_order(source.all_documents())):
-        if not isinstance(tokeniser, tokenisers.Bytes):
+        if not isinstance(tokeniser, ByteTokeniser):
             for piece in batch:
                 piece.refuse_unless_text()
         for piece, ids in zip(batch, tokeniser.encode([piece.text for piece in batch])):
@@ -86,11 +89,13 @@ def tokenise_files(paths: list[Path], tokeniser: Tokeniser) -> TokenStream:
 
 
 def _with_end(piece: "_Piece", ids: np.ndarray, tokeniser: Tokeniser) -> np.ndarray:
-    marked = piece.ends_document and tokeniser.end_of_document is not None
-    return np.append(ids, tokeniser.end_of_document) if marked else ids
+    """Returns the ids of a piece, followed by the end of its document where the tokeniser has a token for that."""
+    end = tokeniser.end_of_document
+    return ids if end is None or not piece.ends_document else np.append(ids, end)
 
 
 def _pieces(settings: CorpusSettings, split: Split) -> Iterator[bytes]:
+    """Yields the text of a split."""
     for piece in _in_order(settings.source.documents(split)):
         if settings.tokeniser.kind != "bytes":
             piece.refuse_unless_text()
@@ -99,7 +104,7 @@ def _pieces(settings: CorpusSettings, split: Split) -> Iterator[bytes]:
 
 @dataclass
 class _Counts:
-    """How far a split has got: also what its finished manifest says of it."""
+    """How much of a split is done; most of it goes into the manifest of the finished corpus."""
 
     documents: int = 0
     tokens: int = 0
@@ -108,12 +113,12 @@ class _Counts:
     bytes: int = 0
     name_bytes: int = 0
     pieces: int = 0
-    """Of a document that is not finished yet."""
+    """Pieces that are done of the document that is not finished yet."""
 
 
 @dataclass(frozen=True)
 class _Piece:
-    """A piece of a document on its way to the tokeniser."""
+    """A piece of a document, to be tokenised."""
 
     document: str
     text: bytes
@@ -121,9 +126,11 @@ class _Piece:
 
     @property
     def name_in_a_line(self) -> str:
+        """Name of the document as a line of UTF-8."""
         return self.document.replace("\n", " ").encode("utf-8", "replace").decode()
 
     def refuse_unless_text(self) -> None:
+        """Refuses what is not UTF-8."""
         try:
             self.text.decode("utf-8")
         except UnicodeDecodeError as error:
@@ -134,7 +141,7 @@ class _Piece:
 
 
 class _Journal:
-    """How far each split has got, as far as it is safely on disk."""
+    """How much of each split is safely on disk."""
 
     def __init__(self, path: Path):
         self._path = path
@@ -152,9 +159,14 @@ class _Journal:
 
 
 def _tokenise(
-    settings: CorpusSettings, tokeniser: Tokeniser, split: Split, draft: artifact.Draft, journal: _Journal, shown: Bar
+    settings: CorpusSettings,
+    tokeniser: Tokeniser,
+    split: Split,
+    draft: artifact.Draft,
+    journal: _Journal,
+    progress: Bar,
 ) -> _Counts:
-    """Appends one split's tokens, document bounds and names, beginning after what the journal says is there."""
+    """Appends the tokens, document bounds and names of a split, after what the journal says is there."""
     counts = journal.of(split)
     dtype = token_dtype(tokeniser.size)
     sizes = {"tokens": counts.tokens * dtype.itemsize, "documents": counts.documents * 8, "names": counts.name_bytes}
@@ -193,8 +205,8 @@ def _tokenise(
                     piece.refuse_unless_text()
             for piece, ids in zip(batch, tokeniser.encode([piece.text for piece in batch])):
                 append(piece, ids)
-                shown.advance(len(piece.text))
-            shown.say(f"{split}: {counts.tokens:,} tokens, {counts.documents:,} documents")
+                progress.advance(len(piece.text))
+            progress.say(f"{split}: {counts.tokens:,} tokens, {counts.documents:,} documents")
             if time.monotonic() - saved > _SAVE_SECONDS:
                 save()
                 saved = time.monotonic()
@@ -209,8 +221,8 @@ def _tokenise(
     return counts
 
 
-def _reopen(path: Path, size: int):
-    """The file open for appending after its first `size` bytes: what a killed run wrote beyond its journal goes."""
+def _reopen(path: Path, size: int) -> BinaryIO:
+    """Returns the file, open for appending after its first `size` bytes; what a killed run wrote beyond them goes."""
     path.touch()
     if path.stat().st_size < size:
         raise InputError(f"{path} has lost bytes since it was written; give --restart to begin again")
@@ -221,17 +233,18 @@ def _reopen(path: Path, size: int):
 
 
 def _in_order(documents: Iterator[Document]) -> Iterator[_Piece]:
+    """Yields the pieces of documents, the last of each marked as such."""
     for document in documents:
         held = None
         for text in document.pieces:
             if held is not None:
-                yield _Piece(document.name, held, False)
+                yield _Piece(document.name, held, ends_document=False)
             held = text
-        yield _Piece(document.name, held or b"", True)
+        yield _Piece(document.name, held or b"", ends_document=True)
 
 
 def _batches(pieces: Iterator[_Piece]) -> Iterator[list[_Piece]]:
-    """Pieces in groups of a few megabytes, so that a tokeniser can work on many of them at once."""
+    """Yields pieces in groups of a few megabytes, so that a tokeniser can work on many of them at once."""
     held: list[_Piece] = []
     size = 0
     for piece in pieces:

@@ -1,25 +1,34 @@
-"""Tokens made legible: what leaves no trace on paper gets a sign, what is no text its bytes in hexadecimal."""
+"""Legible tokens: invisible characters get a visible sign, bytes that are no text are written in hexadecimal."""
 
 import unicodedata
-
-from spalm.corpus.tokeniser import Tokeniser
+from typing import Protocol
 
 _SIGNS = {"\n": "↵", "\t": "→", " ": "·", "\u00a0": "␣"}
+_SIGNS_IN_TEXT = {" ": " ", "\n": "↵\n"}
 
-_IN_TEXT = {" ": " ", "\n": "↵\n"}
+
+class TokenSpeller(Protocol):
+    """Whatever can write one token as text: every tokeniser."""
+
+    def spell(self, id: int) -> str:
+        """Returns one token as text."""
+        ...
 
 
-def shown(tokeniser: Tokeniser, token: int) -> str:
-    """A token with its blanks, line ends and other invisible signs made visible."""
+def visible_token(tokeniser: TokenSpeller, token: int) -> str:
+    """Returns a token with its spaces, line ends and other invisible characters made visible."""
     return "".join(_SIGNS.get(letter) or _visible(letter) for letter in tokeniser.spell(token)) or "∅"
 
 
-def in_text(tokeniser: Tokeniser, token: int) -> str:
-    """A token as a part of a text: spaces stay spaces, unless there is nothing else, and lines end with a sign."""
+def token_in_text(tokeniser: TokenSpeller, token: int) -> str:
+    """Returns a token as part of a running text.
+
+    Spaces stay spaces unless the token is nothing else, and a line end gets a sign before it.
+    """
     text = tokeniser.spell(token)
     if not text.strip() and "\n" not in text:
-        return shown(tokeniser, token)
-    return "".join(_IN_TEXT.get(letter) or _SIGNS.get(letter) or _visible(letter) for letter in text)
+        return visible_token(tokeniser, token)
+    return "".join(_SIGNS_IN_TEXT.get(letter) or _SIGNS.get(letter) or _visible(letter) for letter in text)
 
 
 def _visible(letter: str) -> str:
@@ -32,3 +41,26 @@ def _visible(letter: str) -> str:
             return "␣"
         case _:
             return letter
+
+
+def spell_bytes(content: bytes) -> str:
+    """Returns bytes as text where they are UTF-8, in hexadecimal otherwise."""
+    try:
+        return content.decode()
+    except UnicodeDecodeError:
+        return f"⟨{content.hex().upper()}⟩"
+
+
+def _byte_level_alphabet() -> dict[str, int]:
+    itself = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in itself]
+    return {chr(byte): byte for byte in itself} | {chr(0x100 + number): byte for number, byte in enumerate(others)}
+
+
+BYTE_LEVEL_ALPHABET = _byte_level_alphabet()
+"""Byte that each letter of byte-level BPE stands for: printable bytes are themselves, the others start at U+0100."""
+
+
+def spell_byte_level(token: str) -> str:
+    """Returns a token of byte-level BPE as text."""
+    return spell_bytes(bytes(BYTE_LEVEL_ALPHABET[letter] for letter in token))

@@ -1,4 +1,4 @@
-"""Official files, where there is a network: resumed when interrupted, checked by digest, unpacked."""
+"""Downloads of official corpora: resumed when interrupted, checked by digest, unpacked."""
 
 import shutil
 import urllib.error
@@ -13,27 +13,29 @@ from spalm.errors import InputError
 
 
 @dataclass(frozen=True)
-class Official:
-    """A published archive, with the digest of the archive itself."""
+class OfficialArchive:
+    """A published archive."""
 
     url: str
+    """Address of the archive."""
     sha256: str
+    """Digest of the archive."""
     holds: tuple[str, ...]
-    """Files inside the archive that are wanted, by their last path component."""
+    """Names of the files that are wanted from the archive, without their folders."""
 
 
-OFFICIAL = {
-    "wikitext-103": Official(
+OFFICIAL_CORPORA = {
+    "wikitext-103": OfficialArchive(
         "https://wikitext.smerity.com/wikitext-103-v1.zip",
         "242ba0f20b329cfdf1ccc61e9e9e5b59becf189db7f7a81cd2a0e2fc31539590",
         ("wiki.train.tokens", "wiki.valid.tokens", "wiki.test.tokens"),
     ),
-    "wikitext-2": Official(
+    "wikitext-2": OfficialArchive(
         "https://wikitext.smerity.com/wikitext-2-v1.zip",
         "92675f1d63015c1c8b51f1656a52d5bdbc33aafa60cc47a218a66e7ee817488c",
         ("wiki.train.tokens", "wiki.valid.tokens", "wiki.test.tokens"),
     ),
-    "enwik8": Official(
+    "enwik8": OfficialArchive(
         "http://mattmahoney.net/dc/enwik8.zip",
         "547994d9980ebed1288380d652999f38a14fe291a6247c157c3d33d4932534bc",
         ("enwik8",),
@@ -41,14 +43,17 @@ OFFICIAL = {
 }
 
 
-def download(name: str, folder: Path, official: Official | None = None) -> Path:
-    """Puts the files of the corpus `name` below folder/name, under their final names only once they are checked."""
-    if official is None and name not in OFFICIAL:
+def download_corpus(name: str, folder: Path, official: OfficialArchive | None = None) -> Path:
+    """Puts the files of the corpus `name` into folder/name and returns that folder.
+
+    A file gets its final name only once it is checked.
+    """
+    if official is None and name not in OFFICIAL_CORPORA:
         raise InputError(
-            f"{name!r} is not among {', '.join(OFFICIAL)}; WMT news needs an account of its own: fetch "
+            f"{name!r} is not among {', '.join(OFFICIAL_CORPORA)}; WMT news needs an account of its own: fetch "
             "news-docs.2019.en.filtered.gz from WMT's news crawl by hand and give its path"
         )
-    official = official or OFFICIAL[name]
+    official = official or OFFICIAL_CORPORA[name]
     target = folder / name
     if all((target / file).exists() for file in official.holds):
         say(f"{target} is there already")
@@ -69,7 +74,7 @@ def download(name: str, folder: Path, official: Official | None = None) -> Path:
     return target
 
 
-def _fetch(official: Official, archive: Path) -> None:
+def _fetch(official: OfficialArchive, archive: Path) -> None:
     partial = archive.with_name(archive.name + ".partial")
     have = partial.stat().st_size if partial.exists() else 0
     request = urllib.request.Request(official.url, headers={"Range": f"bytes={have}-"} if have else {})
@@ -80,11 +85,11 @@ def _fetch(official: Official, archive: Path) -> None:
             have = have if resumed else 0
             with (
                 partial.open("ab" if resumed else "wb") as sink,
-                bar(archive.name, have + rest or None, have) as shown,
+                bar(archive.name, have + rest or None, have) as progress,
             ):
                 while block := reply.read(1 << 20):
                     sink.write(block)
-                    shown.advance(len(block))
+                    progress.advance(len(block))
                 if rest and sink.tell() < have + rest:
                     raise ConnectionError("the connection broke off")
     except urllib.error.HTTPError as error:

@@ -9,30 +9,33 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
-from spalm.corpus.spelling import LETTERS_TO_BYTES, spelled, spelled_letters
+from spalm.corpus.display import BYTE_LEVEL_ALPHABET, spell_byte_level, spell_bytes
 from spalm.errors import InputError
 
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 
 
-class PretrainedTokens:
-    between = ""
-    end_of_document = None
-    """Nothing is put between documents: what the model was used to there is not known."""
+class PretrainedTokeniser:
+    """The tokeniser of a pretrained model."""
 
-    def __init__(self, tokeniser: Tokenizer, size: int, start: int, ends: list[int]):
+    separator = ""
+    """Text between two tokens where tokens are shown one by one."""
+    end_of_document = None
+    """Nothing is put between documents: what the model saw there in training is not known."""
+
+    def __init__(self, tokeniser: Tokenizer, size: int, start: int, end_tokens: list[int]):
         self._tokeniser = tokeniser
         self.size, self.start = size, start
-        self.ends = frozenset(ends)
+        self.end_tokens = frozenset(end_tokens)
         """Tokens with which the model ends an answer."""
         self._byte_level = "ByteLevel" in json.dumps(json.loads(tokeniser.to_str()).get("decoder"))
-        # Some tokenisers drop a blank at the beginning of what they decode: so something always stands before it.
+        # Some tokenisers drop a space at the beginning of what they decode, so a token is always put before it.
         self._anchor = tokeniser.encode("a", add_special_tokens=False).ids[-1:]
         self._anchor_text = tokeniser.decode(self._anchor)
 
     @classmethod
-    def of_model(cls, folder: Path) -> "PretrainedTokens":
-        """From a model's folder. Its size is the model's: output layers are often longer than their tokenisers."""
+    def of_model(cls, folder: Path) -> "PretrainedTokeniser":
+        """Reads it from a model's folder. Its size is the model's: output layers often exceed their tokenisers."""
         try:
             config = json.loads((folder / "config.json").read_text())
             tokeniser = Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -41,46 +44,50 @@ class PretrainedTokens:
         tokeniser.no_truncation()
         tokeniser.no_padding()
         config = config.get("text_config", config)
-        begins, ends = (_several(config.get(name)) for name in ("bos_token_id", "eos_token_id"))
+        begins, ends = (_as_list(config.get(name)) for name in ("bos_token_id", "eos_token_id"))
         start = next(iter([*begins, *ends]), 0)
         if (generating := folder / "generation_config.json").is_file():  # a chat model may end an answer otherwise
-            ends += _several(json.loads(generating.read_text()).get("eos_token_id"))
+            ends += _as_list(json.loads(generating.read_text()).get("eos_token_id"))
         return cls(tokeniser, max(int(config["vocab_size"]), tokeniser.get_vocab_size()), start, ends)
 
     def encode(self, pieces: Sequence[bytes]) -> list[np.ndarray]:
+        """Returns the ids of each piece of text, without special tokens."""
         texts = [piece.decode() for piece in pieces]
         found = self._tokeniser.encode_batch(texts, add_special_tokens=False)
         return [np.array(encoding.ids, np.int64) for encoding in found]
 
     def prompt(self, text: str) -> list[int]:
-        """What a model is to be given of a text: with the special tokens that it is used to."""
+        """Returns the tokens that the model is given to continue a text, with the special tokens it expects."""
         return self._tokeniser.encode(text).ids or [self.start]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """As text that goes on: a blank at its beginning stays, also one that a tokeniser puts before every text."""
+        """Returns ids as text that continues another: a space at its beginning stays."""
         ids = [*self._anchor, *(id for id in ids if self._tokeniser.id_to_token(id) is not None)]
         return self._tokeniser.decode(ids, skip_special_tokens=False)[len(self._anchor_text) :]
 
     def spell(self, id: int) -> str:
+        """Returns one token as text."""
         token = self._tokeniser.id_to_token(id)
         if token is None:
-            return f"⟨token {id}⟩"  # of the output layer, but of no text
+            return f"⟨token {id}⟩"  # in the output layer, but not in the tokeniser
         if byte := _BYTE.fullmatch(token):
-            return spelled(bytes.fromhex(byte[1]))
-        if self._byte_level and all(letter in LETTERS_TO_BYTES for letter in token):
-            return spelled_letters(token)
+            return spell_bytes(bytes.fromhex(byte[1]))
+        if self._byte_level and all(letter in BYTE_LEVEL_ALPHABET for letter in token):
+            return spell_byte_level(token)
         return self.decode([id])
 
     def to_json(self) -> dict[str, Any]:
-        about = {"size": self.size, "start": self.start, "ends": sorted(self.ends)}
-        return {"kind": "pretrained", **about, "tokeniser": json.loads(self._tokeniser.to_str())}
+        """Returns everything from which `from_json` makes the same tokeniser."""
+        numbers = {"size": self.size, "start": self.start, "ends": sorted(self.end_tokens)}
+        return {"kind": "pretrained", **numbers, "tokeniser": json.loads(self._tokeniser.to_str())}
 
     @classmethod
-    def from_json(cls, content: dict[str, Any]) -> "PretrainedTokens":
+    def from_json(cls, content: dict[str, Any]) -> "PretrainedTokeniser":
+        """Returns the tokeniser whose `to_json` gave `content`."""
         tokeniser = Tokenizer.from_str(json.dumps(content["tokeniser"]))
         return cls(tokeniser, content["size"], content["start"], content["ends"])
 
 
-def _several(ids: int | list[int] | None) -> list[int]:
-    """A configuration names no token, one, or several."""
+def _as_list(ids: int | list[int] | None) -> list[int]:
+    """Returns the tokens that a configuration names: none, one, or several."""
     return [] if ids is None else ids if isinstance(ids, list) else [ids]

@@ -1,4 +1,4 @@
-"""Contiguous streams: the training split as lanes of text that are read side by side, a segment at a time."""
+"""Training batches: the training split as contiguous lanes of text, read side by side, a segment at a time."""
 
 from dataclasses import dataclass
 
@@ -13,25 +13,27 @@ from spalm.errors import InputError
 
 @dataclass(frozen=True)
 class Batch:
-    """One segment of every lane. `positions` are rows of the split: what belongs to a position is looked up by them."""
+    """One segment of every lane. `positions` are rows of the split, by which neighbours and the like are looked up."""
 
     positions: Int[np.ndarray, "lanes time"]
     inputs: Int[Tensor, "lanes time"]
     targets: Int[Tensor, "lanes time"]
 
     def lanes(self, start: int, stop: int) -> "Batch":
+        """Returns some of the lanes."""
         return Batch(self.positions[start:stop], self.inputs[start:stop], self.targets[start:stop])
 
     def to(self, device: torch.device) -> "Batch":
+        """Returns the batch on a device."""
         return Batch(self.positions, self.inputs.to(device), self.targets.to(device))
 
 
-class Streams:
+class TrainingBatches:
     """Cuts a split into `lanes` equal contiguous lanes; segment s of lane l follows segment s-1 of lane l in the text.
 
-    Every epoch begins at another offset (drawn from the seed and the epoch, nothing else), so that segments' borders
-    fall elsewhere and no text is always left over. A batch is a function of the step alone: resuming needs no state.
-    `own`: the lanes that are read here, where others read the rest.
+    Every epoch begins at another offset (drawn from the seed and the epoch, nothing else), so that the borders of
+    segments fall elsewhere and no text is always left over. A batch is a function of the step alone: resuming needs no
+    state. `own`: the lanes that this process reads, where other processes read the rest.
     """
 
     def __init__(self, split: TokenSplit, lanes: int, segment: int, seed: int, own: range | None = None):
@@ -46,10 +48,11 @@ class Streams:
             )
 
     def starts_epoch(self, step: int) -> bool:
-        """True where the text jumps, so that a carried memory must be emptied."""
+        """Returns whether the text jumps at this step, so that a carried memory must be emptied."""
         return step % self.segments_per_epoch == 0
 
     def batch(self, step: int) -> Batch:
+        """Returns the batch of a step."""
         epoch, segment = divmod(step, self.segments_per_epoch)
         offset = int(np.random.default_rng([self._seed, epoch]).integers(len(self._split))) if epoch else 0
         lane_starts = offset + self._lanes * self._lane_length

@@ -1,23 +1,26 @@
-"""Tokenisers of our own models in the format of the `tokenizers` library: tokenizer.json, which others read."""
+"""Tokenisers in the format of the `tokenizers` library, tokenizer.json, which other software reads."""
 
 import json
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from spalm.corpus.spelling import LETTERS_TO_BYTES
+from spalm.corpus.display import BYTE_LEVEL_ALPHABET
 from spalm.corpus.tokeniser import END_OF_DOCUMENT, END_OF_LINE, UNKNOWN, Tokeniser
 
 START = "<|start|>"
-"""Where x_0 is a line end, which is text as well, this stands for it: one id more than the vocabulary has."""
+"""Symbol that stands for x_0 where x_0 is a line end, which is text as well: one id more than the vocabulary has."""
 
 
-def fast_tokeniser(tokeniser: Tokeniser) -> tuple[Tokenizer, str]:
-    """The same ids for the same text, and the name of the symbol that stands for x_0. It is put before no text."""
+def to_fast_tokenizer(tokeniser: Tokeniser) -> tuple[Tokenizer, str]:
+    """Returns a tokeniser that gives the same ids for the same text, and the name of the symbol that stands for x_0.
+
+    The symbol is not put before a text.
+    """
     content = tokeniser.to_json()
     match content["kind"]:
         case "pretrained":
             made = Tokenizer.from_str(json.dumps(content["tokeniser"]))
-            symbol = made.id_to_token(tokeniser.start)
+            symbol = made.id_to_token(tokeniser.start) or START
         case "bpe":
             made, symbol = Tokenizer.from_str(json.dumps(content["bpe"])), END_OF_DOCUMENT
         case "words":
@@ -31,7 +34,7 @@ def fast_tokeniser(tokeniser: Tokeniser) -> tuple[Tokenizer, str]:
 
 def _words(words: list[str]) -> Tokenizer:
     made = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token=UNKNOWN))
-    # Python's white space and the library's differ in four signs.
+    # Python's white space and the library's differ in four characters.
     made.normalizer = normalizers.Sequence(
         [normalizers.Replace(Regex("[\x1c-\x1f]"), " "), normalizers.Replace("\n", f" {END_OF_LINE} ")]
     )
@@ -43,7 +46,7 @@ def _words(words: list[str]) -> Tokenizer:
 
 
 def _bytes() -> Tokenizer:
-    made = Tokenizer(models.BPE(vocab=LETTERS_TO_BYTES, merges=[]))
+    made = Tokenizer(models.BPE(vocab=BYTE_LEVEL_ALPHABET, merges=[]))
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     made.decoder = decoders.ByteLevel()
     return made

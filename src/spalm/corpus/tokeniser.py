@@ -1,7 +1,7 @@
 """Tokenisers: words of tokenised text, byte-level BPE, bytes, those of pretrained models.
 
-All read bytes and give ids; all can spell an id.
-Ids are in order of falling frequency for words and BPE, which is what an adaptive softmax needs.
+All turn bytes into ids and can spell an id. The ids of words and of BPE are in order of falling frequency, which is
+what an adaptive softmax needs.
 """
 
 import json
@@ -17,62 +17,94 @@ from pydantic import Field
 from tokenizers import Tokenizer as Bpe
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from spalm.corpus.pretrained_tokeniser import PretrainedTokens
-from spalm.corpus.spelling import spelled, spelled_letters
+from spalm.corpus.display import spell_byte_level, spell_bytes
+from spalm.corpus.pretrained_tokeniser import PretrainedTokeniser
 from spalm.errors import InputError
 from spalm.settings import Settings
 
 END_OF_LINE = "<eos>"
+"""Word that stands for a line end."""
 UNKNOWN = "<unk>"
+"""Word that stands for every word outside the vocabulary."""
 END_OF_DOCUMENT = "<|document|>"
+"""Token of BPE that ends a document, and stands before the first token of a text."""
 
 
 class TokeniserSettings(Settings):
+    """How text becomes tokens."""
+
     kind: Literal["words", "bpe", "bytes", "pretrained"]
-    """words: text that is split already, a line end is <eos>; bpe: byte-level, learned from train; bytes;
-    pretrained: of a pretrained model."""
+    """words: for text that is tokenised already, a line end is <eos>; bpe: byte-level, learned from the training split;
+    bytes: the 256 bytes; pretrained: the tokeniser of a pretrained model."""
     path: str | None = None
-    """pretrained: the model's folder, with config.json and tokenizer.json."""
+    """pretrained: folder of the model, with config.json and tokenizer.json."""
     size: int | None = Field(default=None, gt=1)
-    """Vocabulary size of bpe, or the most words to keep; bytes have 256."""
+    """Vocabulary size of bpe, or the largest number of words to keep; bytes have 256."""
     mark_documents: bool = True
-    """bpe: put a token after every document. Switch off for text whose published figures have none (WikiText)."""
+    """bpe: put a token after every document. Switch it off for text whose published figures have none (WikiText)."""
     sample_bytes: int = Field(default=64_000_000, gt=0)
-    """bpe: learn the merges from at most this much of the training split."""
+    """bpe: number of bytes of the training split that the merges are learned from, at most."""
 
 
 class Tokeniser(Protocol):
-    """Text to token ids and back. `start` stands before the first token of a split: the paper's x_0."""
-
-    size: int
-    start: int
-    end_of_document: int | None
-    ends: frozenset[int]
-    """Tokens with which a model ends what it writes."""
-    between: str
-    """What stands between tokens where they are shown one by one."""
-
-    def prompt(self, text: str) -> list[int]:
-        """What a model is given to go on with a text: never nothing."""
-        ...
-
-    def encode(self, pieces: Sequence[bytes]) -> list[np.ndarray]: ...
-    def decode(self, ids: Iterable[int]) -> str: ...
-    def spell(self, id: int) -> str:
-        """One token; bytes that are no text by themselves in hexadecimal, so that they can be told apart."""
-        ...
-
-    def to_json(self) -> dict[str, Any]: ...
-
-
-class OwnTokens(ABC):
-    """What the tokenisers of our own models share: a text begins with the start symbol."""
-
-    start: int
-    end_of_document: int | None
+    """Turns text into token ids and back."""
 
     @property
-    def ends(self) -> frozenset[int]:
+    def size(self) -> int:
+        """Number of tokens in the vocabulary."""
+        ...
+
+    @property
+    def start(self) -> int:
+        """Token that stands before the first token of a split: the paper's x_0."""
+        ...
+
+    @property
+    def end_of_document(self) -> int | None:
+        """Token that is put after every document; None: nothing is."""
+        ...
+
+    @property
+    def end_tokens(self) -> frozenset[int]:
+        """Tokens with which a model ends what it generates."""
+        ...
+
+    @property
+    def separator(self) -> str:
+        """Text between two tokens where tokens are shown one by one."""
+        ...
+
+    def prompt(self, text: str) -> list[int]:
+        """Returns the tokens that a model is given to continue a text; at least one."""
+        ...
+
+    def encode(self, pieces: Sequence[bytes]) -> list[np.ndarray]:
+        """Returns the ids of each piece of text."""
+        ...
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Returns ids as text."""
+        ...
+
+    def spell(self, id: int) -> str:
+        """Returns one token as text; bytes that are no text by themselves in hexadecimal, to tell them apart."""
+        ...
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns everything from which `tokeniser_from_json` makes the same tokeniser."""
+        ...
+
+
+class OwnTokeniser(ABC):
+    """Common part of the tokenisers of models trained here: a prompt begins with the start symbol."""
+
+    start: int
+    """Token that stands before the first token of a text."""
+    end_of_document: int | None
+    """Token that is put after every document; None: nothing is."""
+
+    @property
+    def end_tokens(self) -> frozenset[int]:
         return frozenset() if self.end_of_document is None else frozenset([self.end_of_document])
 
     def prompt(self, text: str) -> list[int]:
@@ -82,13 +114,13 @@ class OwnTokens(ABC):
     def encode(self, pieces: Sequence[bytes]) -> list[np.ndarray]: ...
 
 
-class Bytes(OwnTokens):
+class ByteTokeniser(OwnTokeniser):
     """The 256 bytes themselves."""
 
     size = 256
     start = ord("\n")
     end_of_document = None
-    between = ""
+    separator = ""
 
     def encode(self, pieces: Sequence[bytes]) -> list[np.ndarray]:
         return [np.frombuffer(piece, np.uint8) for piece in pieces]
@@ -97,17 +129,17 @@ class Bytes(OwnTokens):
         return bytes(ids).decode("utf-8", "replace")
 
     def spell(self, id: int) -> str:
-        return spelled(bytes([id]))
+        return spell_bytes(bytes([id]))
 
     def to_json(self) -> dict[str, Any]:
         return {"kind": "bytes"}
 
 
-class Words(OwnTokens):
-    """White-space separated words, with <eos> for every line end: the convention of WikiText's published figures."""
+class WordTokeniser(OwnTokeniser):
+    """Words separated by white space, and <eos> for every line end: the convention of WikiText's published figures."""
 
     end_of_document = None
-    between = " "
+    separator = " "
 
     def __init__(self, words: list[str]):
         self._words = words
@@ -116,7 +148,8 @@ class Words(OwnTokens):
         self.start = self._ids[END_OF_LINE]
 
     @classmethod
-    def learn(cls, pieces: Iterable[bytes], size: int | None) -> "Words":
+    def learn(cls, pieces: Iterable[bytes], size: int | None) -> "WordTokeniser":
+        """Returns a tokeniser with the most frequent words of a text."""
         counts: Counter[str] = Counter()
         for piece in pieces:
             counts.update(_words_of(piece))
@@ -146,20 +179,23 @@ class Words(OwnTokens):
         return {"kind": "words", "words": self._words}
 
 
-class SubWords(OwnTokens):
-    """Byte-level BPE: any text is spelled exactly, nothing is unknown."""
+class BpeTokeniser(OwnTokeniser):
+    """Byte-level BPE: any text is represented exactly, nothing is unknown."""
 
-    between = ""
+    separator = ""
 
-    def __init__(self, bpe: Bpe, mark_documents: bool):
+    def __init__(self, bpe: Bpe, *, mark_documents: bool):
+        start = bpe.token_to_id(END_OF_DOCUMENT)
+        assert start is not None
         self._bpe = bpe
         self.size = bpe.get_vocab_size()
-        self.start = bpe.token_to_id(END_OF_DOCUMENT)
-        self.end_of_document = self.start if mark_documents else None
+        self.start = start
+        self.end_of_document = start if mark_documents else None
         self._mark_documents = mark_documents
 
     @classmethod
-    def learn(cls, pieces: Callable[[], Iterator[bytes]], size: int, mark_documents: bool) -> "SubWords":
+    def learn(cls, pieces: Callable[[], Iterator[bytes]], size: int, *, mark_documents: bool) -> "BpeTokeniser":
+        """Returns a tokeniser with merges learned from the text that `pieces()` reads from its start."""
         bpe = Bpe(models.BPE())
         bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         bpe.decoder = decoders.ByteLevel()
@@ -172,7 +208,7 @@ class SubWords(OwnTokens):
             vocab_size=size, special_tokens=[END_OF_DOCUMENT], initial_alphabet=alphabet, show_progress=False
         )
         bpe.train_from_iterator((piece.decode() for piece in pieces()), trainer)
-        return cls(_by_frequency(bpe, (piece.decode() for piece in pieces())), mark_documents)
+        return cls(_by_frequency(bpe, (piece.decode() for piece in pieces())), mark_documents=mark_documents)
 
     def encode(self, pieces: Sequence[bytes]) -> list[np.ndarray]:
         texts = [piece.decode() for piece in pieces]
@@ -183,42 +219,46 @@ class SubWords(OwnTokens):
 
     def spell(self, id: int) -> str:
         token = self._bpe.id_to_token(id)
-        return token if token == END_OF_DOCUMENT else spelled_letters(token)
+        assert token is not None
+        return token if token == END_OF_DOCUMENT else spell_byte_level(token)
 
     def to_json(self) -> dict[str, Any]:
         return {"kind": "bpe", "mark_documents": self._mark_documents, "bpe": json.loads(self._bpe.to_str())}
 
 
-def from_json(content: dict[str, Any]) -> Tokeniser:
+def tokeniser_from_json(content: dict[str, Any]) -> Tokeniser:
+    """Returns the tokeniser whose `to_json` gave `content`."""
     match content["kind"]:
         case "bytes":
-            return Bytes()
+            return ByteTokeniser()
         case "words":
-            return Words(content["words"])
+            return WordTokeniser(content["words"])
         case "pretrained":
-            return PretrainedTokens.from_json(content)
+            return PretrainedTokeniser.from_json(content)
         case _:
-            return SubWords(Bpe.from_str(json.dumps(content["bpe"])), content["mark_documents"])
+            return BpeTokeniser(Bpe.from_str(json.dumps(content["bpe"])), mark_documents=content["mark_documents"])
 
 
-def learn(settings: TokeniserSettings, pieces: Callable[[], Iterator[bytes]]) -> Tokeniser:
-    """The tokeniser that `settings` ask for, learned from the training split; `pieces()` reads it from the start."""
+def learn_tokeniser(settings: TokeniserSettings, pieces: Callable[[], Iterator[bytes]]) -> Tokeniser:
+    """Returns the tokeniser that `settings` ask for, learned from the text that `pieces()` reads from its start."""
     match settings.kind:
         case "bytes":
-            if settings.size not in (None, Bytes.size):
-                raise InputError(f"corpus.tokeniser.size = {settings.size}: bytes have {Bytes.size}; leave it out")
-            return Bytes()
+            if settings.size not in (None, ByteTokeniser.size):
+                raise InputError(
+                    f"corpus.tokeniser.size = {settings.size}: bytes have {ByteTokeniser.size}; leave it out"
+                )
+            return ByteTokeniser()
         case "words":
-            return Words.learn(pieces(), settings.size)
+            return WordTokeniser.learn(pieces(), settings.size)
         case "pretrained":
             if settings.path is None:
                 raise InputError("corpus.tokeniser.path is missing: give the folder of the pretrained model")
-            return PretrainedTokens.of_model(Path(settings.path))
+            return PretrainedTokeniser.of_model(Path(settings.path))
         case _:
             if settings.size is None:
                 raise InputError("corpus.tokeniser.size is missing: give the size of the bpe, such as 8192")
             sample = lambda: _first_bytes(pieces(), settings.sample_bytes)  # noqa: E731
-            return SubWords.learn(sample, settings.size, settings.mark_documents)
+            return BpeTokeniser.learn(sample, settings.size, mark_documents=settings.mark_documents)
 
 
 def _words_of(piece: bytes) -> Iterator[str]:
@@ -238,7 +278,7 @@ def _first_bytes(pieces: Iterable[bytes], budget: int) -> Iterator[bytes]:
 
 
 def _by_frequency(bpe: Bpe, texts: Iterable[str]) -> Bpe:
-    """The same merges with ids dealt out anew, most frequent token first; the document mark keeps id 0."""
+    """Returns the same merges with new ids, the most frequent token first; the document mark keeps id 0."""
     counts = np.zeros(bpe.get_vocab_size(), np.int64)
     for batch in _in_groups(texts, 4):
         for encoding in bpe.encode_batch_fast(batch):

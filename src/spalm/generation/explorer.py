@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from spalm.corpus import Corpus, TokenStream, in_text, shown
+from spalm.corpus import Corpus, TokenStream, token_in_text, visible_token
 from spalm.errors import InputError
 from spalm.lm import LanguageModel, Reading, hidden_states
 from spalm.memory import Entries, Memory
@@ -128,8 +128,8 @@ class Explorer:
         return {
             "title": self.title,
             "models": [{"name": each.name, "memory": each.has_memory} for each in self._speakers("test", 0)],
-            "between": self.corpus.tokeniser.between,
-            "memory": {"entries": len(held), "documents": len(held.documents_held)},
+            "between": self.corpus.tokeniser.separator,
+            "memory": {"entries": len(held), "documents": len(held.live_documents)},
             "longest": LONGEST,
         }
 
@@ -154,8 +154,8 @@ class Explorer:
         tokeniser = self.corpus.tokeniser
         return {
             "title": read.title,
-            "tokens": [in_text(tokeniser, token) for token in read.tokens.tolist()],
-            "shown": [shown(tokeniser, token) for token in read.tokens.tolist()],
+            "tokens": [token_in_text(tokeniser, token) for token in read.tokens.tolist()],
+            "shown": [visible_token(tokeniser, token) for token in read.tokens.tolist()],
             "models": models,
         }
 
@@ -178,7 +178,7 @@ class Explorer:
             if each.has_memory
         }
         return {
-            "shown": shown(self.corpus.tokeniser, target),
+            "shown": visible_token(self.corpus.tokeniser, target),
             "position": position,
             "likely": {name: self._likely(said.log_probabilities[0], target) for name, said in spoken.items()},
             "probability": {
@@ -193,7 +193,7 @@ class Explorer:
         best = log_probabilities.topk(min(_LIKELY, len(log_probabilities)))
         return [
             {
-                "shown": shown(self.corpus.tokeniser, token),
+                "shown": visible_token(self.corpus.tokeniser, token),
                 "probability": _round(math.exp(value)),
                 "came": token == target,
             }
@@ -229,13 +229,13 @@ class Explorer:
         own = min(_BEFORE, source.offset)
         return {
             "id": id,
-            "shown": shown(tokeniser, around[own]),
-            "token": in_text(tokeniser, around[own]),
+            "shown": visible_token(tokeniser, around[own]),
+            "token": token_in_text(tokeniser, around[own]),
             "came": around[own] == target,
             "distance": _round(distance),
             "weights": {name: _round(found.get(id, 0.0)) for name, found in weights.items()},
             "document": source.document,
-            "document_number": int(entries.documents_held.numbers_of(np.array(id))),
+            "document_number": int(entries.live_documents.numbers_of(np.array(id))),
             "offset": source.offset,
             "before": tokeniser.decode(around[:own]),
             "after": tokeniser.decode(around[own + 1 :]),
@@ -268,7 +268,7 @@ class Explorer:
     def _off(self, ids: np.ndarray, off: Switches, entries: Entries) -> np.ndarray:
         """Which entries are switched off, or forgotten."""
         dead = (entries.rows(ids) < 0) | np.isin(ids, list(off.entries))
-        return dead | np.isin(entries.documents_held.numbers_of(ids), list(off.documents))
+        return dead | np.isin(entries.live_documents.numbers_of(ids), list(off.documents))
 
     @torch.inference_mode()
     def _read(self, passage: Passage) -> Read:

@@ -14,7 +14,7 @@ from typing import Any
 from spalm import artifact
 from spalm.artifact import MANIFEST, TEMPORARY, only_writer
 from spalm.attachment.attached import FILE
-from spalm.corpus.to_tokenizers import fast_tokeniser
+from spalm.corpus.to_tokenizers import to_fast_tokenizer
 from spalm.errors import InputError
 from spalm.generation.model import OWN_MODELS
 from spalm.runs import RESULTS, FinishedRun
@@ -26,7 +26,7 @@ _FILES_OF_MODELS = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model")
 
 def look_like_a_model(run: FinishedRun) -> None:
     """Puts the files there, beside its results."""
-    tokeniser, symbol = fast_tokeniser(run.corpus.tokeniser)
+    tokeniser, symbol = to_fast_tokenizer(run.corpus.tokeniser)
     id = tokeniser.token_to_id(symbol)
     about = {
         "model_type": "spalm",

@@ -149,7 +149,7 @@ def go_on(
         combined, retrieved = reader.predict(heard, last)
         log_probabilities = combined.log_probabilities[0]
         last = _pick(log_probabilities, sampling, chance)
-        ends = last in live.tokeniser.ends
+        ends = last in live.tokeniser.end_tokens
         finished: Finish | None = "stop" if ends else "length" if number == sampling.max_tokens else None
         text = "" if ends else letters.add(last)
         part = _memory_part(combined, retrieved, last)

@@ -20,7 +20,7 @@ def open_explorer(run: FinishedRun, hardware: Hardware) -> Explorer:
     """Loads the models; the first time, makes an index of the memory for texts that are not in the run's table."""
     device = hardware.prepare()
     encoder = encoder_of(run.network("transformer"), run.recipe.memory, lambda: device)
-    run.memory.refuse_others({**encoder.identity, "width": run.memory.width})
+    run.memory.require_same_keys({**encoder.identity, "width": run.memory.width})
     count = run.neighbours.array("dev.ids").shape[1]
     search = open_search(run.memory, run.directory / INDEX, count)
 

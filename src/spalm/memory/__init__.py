@@ -1,22 +1,22 @@
-"""A language model and tokens in, entries out: key, next token, source. Remembered, forgotten, compacted, verified."""
+"""A language model and tokens in, entries out: a key, the token that came next, and the place it comes from."""
 
 from spalm.memory.encoder import Encoder, MemorySettings, encoder_of
-from spalm.memory.entries import MISSING, Documents, Entries, EntrySource
+from spalm.memory.entries import MISSING, Entries, EntrySource, LiveDocuments
 from spalm.memory.projection import Projection, principal_axes
 from spalm.memory.remember import open_memory, remember, source_of_split, source_of_text
-from spalm.memory.store import Memory, Version, describe, is_memory
+from spalm.memory.store import Memory, MemoryVersion, describe_memory, is_memory
 
 __all__ = [
-    "Documents",
     "Encoder",
     "Entries",
     "EntrySource",
+    "LiveDocuments",
     "MISSING",
     "Memory",
     "MemorySettings",
+    "MemoryVersion",
     "Projection",
-    "Version",
-    "describe",
+    "describe_memory",
     "encoder_of",
     "is_memory",
     "open_memory",

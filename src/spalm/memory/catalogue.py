@@ -1,7 +1,7 @@
 """The catalogue of a memory: which documents it holds, under which ids, in which shards. One SQLite file.
 
-A change is a transaction, so after a crash there is the memory before it or after it. Beside the file stands its
-digest, by which `verify` finds any flipped byte; `pending` marks a change whose digest is not written yet.
+A change is a transaction, so a crash leaves the memory as it was before or after the change. A second file holds the
+digest of the first, by which `verify` finds any flipped byte; `pending` marks a change whose digest is not written yet.
 """
 
 import errno
@@ -12,9 +12,9 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 from spalm.artifact import digest_of_file, write_atomically
-from spalm.errors import InputError, InUse
+from spalm.errors import InputError, InUseError
 
-FILE, DIGEST, PENDING = "catalogue.sqlite", "catalogue.sha256", "catalogue.pending"
+_FILE, _DIGEST, _PENDING = "catalogue.sqlite", "catalogue.sha256", "catalogue.pending"
 
 _TABLES = """
 CREATE TABLE batches (                  -- documents remembered together, read as one stream
@@ -55,14 +55,15 @@ CREATE TABLE versions (
 
 
 class Catalogue:
-    """Opens the file for each question, so that every answer is of what is there now."""
+    """The catalogue in a memory's directory. The file is opened for each query, so every result is up to date."""
 
     def __init__(self, directory: Path):
         self.directory = directory
-        self.path = directory / FILE
+        self.path = directory / _FILE
 
     @classmethod
     def create(cls, directory: Path) -> "Catalogue":
+        """Makes an empty catalogue."""
         made = cls(directory)
         with made.change() as connection:
             for statement in _TABLES.split(";\n"):
@@ -72,7 +73,7 @@ class Catalogue:
 
     @contextmanager
     def read(self) -> Iterator[sqlite3.Connection]:
-        """One consistent view of the catalogue."""
+        """Opens one consistent view of the catalogue."""
         with _explained(self.path), closing(_connect(self.path)) as connection:
             connection.execute("BEGIN")
             yield connection
@@ -80,8 +81,8 @@ class Catalogue:
 
     @contextmanager
     def change(self) -> Iterator[sqlite3.Connection]:
-        """A transaction: what is done inside is there afterwards as a whole, or not at all."""
-        pending = self.directory / PENDING
+        """Opens a transaction: what is done inside takes effect as a whole, or not at all."""
+        pending = self.directory / _PENDING
         unsealed = pending.exists()
         if self.path.exists() and not unsealed:
             self.verify()  # or the damage would be sealed as good
@@ -98,27 +99,47 @@ class Catalogue:
             connection.commit()
         self.seal()
 
+    def next_shard(self) -> int:
+        """Returns the number of the next shard; numbers are never used again."""
+        with self.read() as connection:
+            row = connection.execute("SELECT seq FROM sqlite_sequence WHERE name = 'shards'").fetchone()
+        return 1 + (row[0] if row else 0)
+
+    def shard_numbers(self) -> list[int]:
+        """Returns the numbers of all shards."""
+        with self.read() as connection:
+            return [row[0] for row in connection.execute("SELECT id FROM shards")]
+
     def vacuum(self) -> None:
         """Rewrites the file without what was deleted from it."""
-        (self.directory / PENDING).touch()
+        (self.directory / _PENDING).touch()
         with _explained(self.path), closing(_connect(self.path)) as connection:
             connection.execute("VACUUM")
         self.seal()
 
     def seal(self) -> None:
         """Writes the digest of the file as it is now."""
-        write_atomically(self.directory / DIGEST, digest_of_file(self.path) + "\n")
-        (self.directory / PENDING).unlink(missing_ok=True)
+        write_atomically(self.directory / _DIGEST, digest_of_file(self.path) + "\n")
+        (self.directory / _PENDING).unlink(missing_ok=True)
 
     def verify(self) -> None:
-        """Compares the file with its digest; after a crash before that was written, with SQLite's own rules."""
-        if (self.directory / PENDING).exists():
+        """Compares the file with its digest; if a crash came before that was written, uses SQLite's own check."""
+        if (self.directory / _PENDING).exists():
             with self.read() as connection:
                 problems = [row[0] for row in connection.execute("PRAGMA integrity_check")]
             if problems != ["ok"]:
                 raise _damaged(self.path)
-        elif digest_of_file(self.path) != (self.directory / DIGEST).read_text(errors="replace").rstrip("\n"):
+        elif digest_of_file(self.path) != (self.directory / _DIGEST).read_text(errors="replace").rstrip("\n"):
             raise _damaged(self.path)
+
+
+def record_version(connection: sqlite3.Connection, what: str) -> int:
+    """Adds a version and returns its number. Every change that a search could see, or that moves bytes, is one."""
+    connection.execute(
+        "INSERT INTO versions SELECT max(version) + 1, datetime('now'), ? FROM versions",
+        [what],
+    )
+    return connection.execute("SELECT max(version) FROM versions").fetchone()[0]
 
 
 def _connect(path: Path) -> sqlite3.Connection:
@@ -131,14 +152,14 @@ def _connect(path: Path) -> sqlite3.Connection:
 
 @contextmanager
 def _explained(path: Path) -> Iterator[None]:
-    """SQLite's errors as the ones a user can mend."""
+    """Turns SQLite's errors into ones that a user can act on."""
     try:
         yield
     except sqlite3.OperationalError as error:
         if "full" in str(error) or "I/O" in str(error):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path)) from None
         if "locked" in str(error):
-            raise InUse(f"{path} is in use by another process; try again when it is done") from None
+            raise InUseError(f"{path} is in use by another process; try again when it is done") from None
         raise _damaged(path) from error
     except sqlite3.DatabaseError as error:
         raise _damaged(path) from error

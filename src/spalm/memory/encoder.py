@@ -1,4 +1,4 @@
-"""The frozen model whose hidden states are keys, and how it reads."""
+"""The encoder: a frozen language model whose hidden states are keys, and the way it reads."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -18,17 +18,19 @@ from spalm.settings import Settings
 
 
 class MemorySettings(Settings):
+    """How a language model reads text to make keys."""
+
     stride: int | None = Field(default=None, gt=0)
-    """New tokens in each window of one segment; the rest of the window is left context. Default: half a segment."""
+    """Number of new tokens in each window of one segment; the rest is left context. Default: half a segment."""
     carried: int = Field(default=0, ge=0)
-    """Instead of overlapping windows: length of the short-term memory that is carried from segment to segment."""
+    """Length of a short-term memory carried from segment to segment, instead of overlapping windows; 0: windows."""
     key_width: int | None = Field(default=None, gt=0)
-    """Reduce keys to this many dimensions, by a projection learned from them; default: keep them whole."""
+    """Number of dimensions that keys are reduced to, by a projection learned from them; default: keep them whole."""
     lanes: int = Field(default=16, gt=0)
-    """Places of the text read side by side. It changes the speed, not the keys."""
+    """Number of places of the text read side by side. It changes the speed, not the keys."""
 
     def stride_in(self, segment: int) -> int:
-        """New tokens of a window of `segment`."""
+        """Returns the number of new tokens in a window of `segment` tokens."""
         stride = self.stride or -(-segment // 2)
         if stride > segment:
             raise InputError(f"memory.stride = {stride}: windows have {segment} tokens; give at most that")
@@ -37,29 +39,36 @@ class MemorySettings(Settings):
 
 @dataclass(frozen=True)
 class Encoder(SentByFields):
-    """Reads text and gives a hidden state for each position."""
+    """Reads text with a language model and gives a hidden state for each position."""
 
     digest: str
+    """Digest of the model."""
     width: int
+    """Number of dimensions of a hidden state."""
     vocabulary: int
+    """Number of tokens in the model's vocabulary."""
     reading: Reading
+    """How the text is cut into windows or segments."""
     load: Callable[[], LanguageModel]
+    """Loads the model."""
     device: Callable[[], torch.device]
+    """Returns the device that the model computes on."""
     entries_per_shard: int | None = None
-    """For models so slow that what they made should be safe on disk sooner than the memory asks for."""
+    """Entries of a shard, for models so slow that their work should be on disk sooner; default: the memory's own."""
 
     @cached_property
     def model(self) -> LanguageModel:
+        """The model, loaded when it is first used."""
         return self.load()
 
     @property
     def gpus(self) -> int:
-        """That it computes on."""
+        """Number of GPUs that it computes on."""
         return int(self.device().type == "cuda")
 
     @property
     def identity(self) -> dict[str, Any]:
-        """Keys made by encoders with the same identity may be compared with each other."""
+        """Description of the keys: those of encoders with the same identity may be compared with each other."""
         reading = {"segment": self.reading.segment, "memory": self.reading.memory, "stride": self.reading.stride}
         if self.reading.by_document:
             reading["by_document"] = True
@@ -69,7 +78,7 @@ class Encoder(SentByFields):
         }
 
     def hidden(self, stream: TokenStream, start: int, stop: int) -> Iterator[Hidden]:
-        """(positions, hidden states) of [start, stop) in any order; `start` lies on the grid of strides."""
+        """Yields (positions, hidden states) of [start, stop) in any order; `start` is a multiple of the stride."""
         return hidden_states(self.model, stream, self.reading, range(start, stop))
 
     def keys(
@@ -81,7 +90,7 @@ class Encoder(SentByFields):
         width: int,
         progress: Callable[[int], None] = lambda _: None,
     ) -> np.ndarray:
-        """The keys of [start, stop), in order."""
+        """Returns the keys of [start, stop), in order."""
         keys = np.empty((stop - start, width), "<f2")
         for positions, hidden in self.hidden(stream, start, stop):
             keys[positions - start] = to_keys(hidden)
@@ -90,7 +99,7 @@ class Encoder(SentByFields):
 
 
 def encoder_of(trained: TrainedModel, settings: MemorySettings, prepare: Callable[[], torch.device]) -> Encoder:
-    """A model of ours as an encoder."""
+    """Returns a model that was trained here as an encoder."""
     network, segment = trained.model_settings.network, trained.model_settings.training.segment_length
     return Encoder(
         digest=trained.digest,

@@ -1,4 +1,4 @@
-"""Principal axes: fewer numbers for a vector, chosen so that distances change as little as possible."""
+"""Principal axes: vectors in fewer dimensions, chosen so that distances change as little as possible."""
 
 from dataclasses import dataclass
 
@@ -9,17 +9,21 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class Axes:
+class PrincipalAxes:
+    """The principal axes of a sample of vectors."""
+
     mean: Float[np.ndarray, "full"]
+    """Mean of the sample."""
     directions: Float[np.ndarray, "full full"]
-    """Orthonormal columns, by falling variance."""
+    """Orthonormal directions as columns, by falling variance."""
     shares: Float[np.ndarray, "full"]
-    """Share of all variance in the first so many directions."""
+    """Share of the variance in the first 1, 2, ... directions."""
     variance: float
-    """All of it."""
+    """Variance in all directions."""
 
 
-def principal_axes(sample: Float[np.ndarray, "n full"]) -> Axes:
+def principal_axes(sample: Float[np.ndarray, "n full"]) -> PrincipalAxes:
+    """Returns the principal axes of a sample."""
     points = torch.from_numpy(np.asarray(sample)).float()
     mean = points.mean(0)
     centred = points - mean
@@ -27,18 +31,21 @@ def principal_axes(sample: Float[np.ndarray, "n full"]) -> Axes:
     variances = variances.flip(0).clamp_min(0)
     shares = variances.cumsum(0) / variances.sum().clamp_min(1e-30)
     directions = directions.flip(1).float().contiguous()
-    return Axes(mean.numpy(), directions.numpy(), shares.numpy(), float(variances.sum()))
+    return PrincipalAxes(mean.numpy(), directions.numpy(), shares.numpy(), float(variances.sum()))
 
 
 @dataclass(frozen=True)
 class Projection:
-    """k = (h - mean) directions."""
+    """Projection of a hidden state h to a key: k = (h - mean) directions."""
 
     mean: Float[np.ndarray, "full"]
+    """Mean of the vectors it was learned from."""
     directions: Float[np.ndarray, "full width"]
+    """The first principal directions, as columns."""
 
     @classmethod
     def learn(cls, sample: Float[np.ndarray, "n full"], width: int) -> "Projection":
+        """Returns the projection to the first `width` principal axes of a sample."""
         axes = principal_axes(sample)
         return cls(axes.mean, np.ascontiguousarray(axes.directions[:, :width]))
 

@@ -1,4 +1,4 @@
-"""Text to entries: a stream of tokens is read by the encoder and written shard by shard."""
+"""Remembering: a stream of tokens is read by the encoder, and its entries are written shard by shard."""
 
 import hashlib
 import json
@@ -14,22 +14,25 @@ from spalm.compute import Execution, JobPart, ProgressCallback, SentByFields, in
 from spalm.console import bar, say
 from spalm.corpus import Corpus, Split, TokenStream
 from spalm.errors import InputError
+from spalm.memory.catalogue import record_version
 from spalm.memory.encoder import Encoder, MemorySettings
 from spalm.memory.projection import Projection
-from spalm.memory.store import HALF_MADE, IDENTITY, Memory, as_keys, note_version
+from spalm.memory.store import IDENTITY, PARTIAL_FILES, Memory, to_half_precision
 from spalm.settings import differences
 
 _SAMPLE = 1 << 14
-"""Positions from which a projection is learned."""
+"""Number of positions from which a projection is learned."""
 
 
 def source_of_split(corpus: Corpus, split: Split) -> dict[str, Any]:
+    """Returns what identifies a split of a corpus in the catalogue of a memory."""
     return {"corpus": corpus.digest, "split": split}
 
 
 def source_of_text(stream: TokenStream) -> dict[str, Any]:
+    """Returns what identifies any other text in the catalogue of a memory: the digest of its tokens and names."""
     digest = hashlib.sha256(str(stream.tokens.dtype).encode())
-    digest.update(np.ascontiguousarray(stream.tokens))
+    digest.update(np.ascontiguousarray(stream.tokens).data)
     digest.update(json.dumps([stream.names, stream.ends.tolist()]).encode())
     return {"text": digest.hexdigest()}
 
@@ -37,10 +40,10 @@ def source_of_text(stream: TokenStream) -> dict[str, Any]:
 def open_memory(
     directory: Path, encoder: Encoder, settings: MemorySettings, stream: TokenStream, *, restart: bool = False
 ) -> Memory:
-    """The memory at `directory` for keys of this encoder; an empty one, made now, if there is none.
+    """Returns the memory at `directory` for keys of this encoder; makes an empty one if there is none.
 
-    One with keys of another kind is refused, or with `restart` set aside. `stream` is what a projection is learned from
-    when one is wanted.
+    A memory with keys of another kind is refused, or set aside with `restart`. If keys are to be reduced, the
+    projection is learned from `stream`.
     """
     width = min(settings.key_width or encoder.width, encoder.width)
     identity = {**encoder.identity, "width": width}
@@ -48,14 +51,14 @@ def open_memory(
         memory = Memory(directory)
         changed = differences(memory.identity, identity)
         if not changed or not restart:
-            memory.refuse_others(identity)
+            memory.require_same_keys(identity)
             return memory
         set_aside(directory, changed)
     directory.mkdir(parents=True, exist_ok=True)
     with only_writer(directory):
         if (directory / IDENTITY).exists():  # made by another process in the meantime
             return open_memory(directory, encoder, settings, stream)
-        foreign = sorted({path.name for path in directory.iterdir()} - HALF_MADE)
+        foreign = sorted({path.name for path in directory.iterdir()} - PARTIAL_FILES)
         if foreign:
             raise InputError(f"{directory} holds files that are not ours ({foreign[0]}); choose another directory")
         projection = _learn_projection(encoder, stream, width) if width < encoder.width else None
@@ -63,17 +66,17 @@ def open_memory(
 
 
 def _learn_projection(encoder: Encoder, stream: TokenStream, width: int) -> Projection:
-    """From pieces of the stream, evenly spread."""
+    """Learns a projection from pieces of the stream, evenly spread."""
     stride = encoder.reading.stride
     piece = stride * -(-1024 // stride)
     pieces = max(1, min(_SAMPLE, len(stream)) // piece)
     starts = {int(start) // stride * stride for start in np.linspace(0, max(0, len(stream) - piece), pieces)}
-    with bar("learn the keys' projection", len(starts)) as shown:
+    with bar("learn the keys' projection", len(starts)) as progress:
         sample = []
         for start in sorted(starts):
             stop = min(start + piece, len(stream))
-            sample.append(encoder.keys(stream, start, stop, as_keys, encoder.width))
-            shown.advance()
+            sample.append(encoder.keys(stream, start, stop, to_half_precision, encoder.width))
+            progress.advance()
     return Projection.learn(np.concatenate(sample), width)
 
 
@@ -89,11 +92,11 @@ def remember(
     """Adds the documents of `stream` to the memory; returns False if they, or some of them, are there already.
 
     A killed run goes on after its last whole shard. The documents become visible together, when all are written.
-    `check` is called every few windows, and ends the work by raising something.
+    `check` is called every few windows; an exception that it raises ends the work.
     """
     execution = execution or Execution()
     engine, restart = execution.engine, execution.restart
-    memory.refuse_others({**encoder.identity, "width": memory.width})
+    memory.require_same_keys({**encoder.identity, "width": memory.width})
     engine.refuse_unless_shared(memory.directory)
     with only_writer(memory.directory):
         memory.clear_leftovers()
@@ -102,10 +105,10 @@ def remember(
             return False
         batch, first_id = _claim(memory, source, len(stream), restart=restart)
         stride = encoder.reading.stride
-        most = min(memory.entries_per_shard, encoder.entries_per_shard or memory.entries_per_shard)
-        size = stride * max(1, most // stride)
+        full = memory.shards.entries_per_shard
+        size = stride * max(1, min(full, encoder.entries_per_shard or full) // stride)
         done = _written(memory, batch)
-        writing = _Writing(memory, encoder, stream, memory.next_shard())
+        writer = _ShardWriter(memory, encoder, stream, memory.catalogue.next_shard())
         with bar(f"remember {len(stream.names):,} document(s)", len(stream), done) as shown:
 
             def progress(positions: int) -> None:
@@ -114,15 +117,15 @@ def remember(
 
             shards = split_rows(done, len(stream), size)
             # In order: a run that goes on does so after the last.
-            for part, digests in in_order(engine.run_parts(writing, shards, progress, threads=engine.threads)):
-                _add_shard(memory, batch, first_id, writing.shard(part), part, digests)
+            for part, digests in in_order(engine.run_parts(writer, shards, progress, threads=engine.threads)):
+                _add_shard(memory, batch, first_id, writer.shard(part), part, digests)
                 shown.say(f"{part.last:,} entries of width {memory.width}")
         _publish(memory, batch, first_id, stream)
     return True
 
 
 def _claim(memory: Memory, source: dict[str, Any], entries: int, *, restart: bool) -> tuple[int, int]:
-    """The batch to be written and the id of its first entry: begun now, or by a run that was killed."""
+    """Returns the batch to be written and the id of its first entry: begun now, or by a run that was killed."""
     name = json.dumps(source, sort_keys=True)
     with memory.catalogue.change() as connection:
         row = connection.execute("SELECT id, first_id, source FROM batches WHERE NOT finished").fetchone()
@@ -151,7 +154,7 @@ def _written(memory: Memory, batch: int) -> int:
 
 
 @dataclass(frozen=True)
-class _Writing(SentByFields):
+class _ShardWriter(SentByFields):
     """Makes the keys of a part of the text, and of them a shard, which counts once the catalogue names it."""
 
     memory: Memory
@@ -161,16 +164,18 @@ class _Writing(SentByFields):
 
     @property
     def gpus(self) -> int:
+        """Number of GPUs that the encoder computes on."""
         return self.encoder.gpus
 
     def shard(self, part: JobPart) -> int:
+        """Returns the number of the shard that holds a part."""
         return self.first_shard + part.number
 
     def __call__(self, part: JobPart, progress: ProgressCallback) -> tuple[str, str]:
         """Returns the digests of the shard's files."""
         memory, (first, last) = self.memory, (part.first, part.last)
         keys = self.encoder.keys(self.stream, first, last, memory.keys_of, memory.width, progress)
-        return memory.write_shard(self.shard(part), keys, self.stream.targets(np.arange(first, last)))
+        return memory.shards.write(self.shard(part), keys, self.stream.targets(np.arange(first, last)))
 
 
 def _add_shard(memory: Memory, batch: int, first_id: int, shard: int, part: JobPart, digests: tuple[str, str]) -> None:
@@ -185,7 +190,7 @@ def _publish(memory: Memory, batch: int, first_id: int, stream: TokenStream) -> 
         for name, begin, end in zip(stream.names, stream.begins, stream.ends)
     ]
     with memory.catalogue.change() as connection:
-        note_version(connection, f"remembered {len(rows)} document(s), {len(stream):,} entries")
+        record_version(connection, f"remembered {len(rows)} document(s), {len(stream):,} entries")
         connection.executemany("INSERT INTO documents (batch, name, first_id, entries) VALUES (?, ?, ?, ?)", rows)
         connection.execute("UPDATE shards SET batch = NULL WHERE batch = ?", [batch])
         connection.execute("UPDATE batches SET finished = 1 WHERE id = ?", [batch])

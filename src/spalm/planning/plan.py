@@ -13,7 +13,7 @@ from typing import Any
 
 from spalm.errors import InputError
 from spalm.lm import NetworkSettings, count_flops
-from spalm.memory.store import SHARD_BYTES
+from spalm.memory.shards import SHARD_BYTES
 from spalm.neighbours import NeighbourSettings
 from spalm.neighbours.index.ivf import GROUPS
 from spalm.neighbours.join.cost import GFLOPS, GROWTH, core_seconds

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from spalm.corpus import Corpus, Split, TokenSplit, shown
+from spalm.corpus import Corpus, Split, TokenSplit, visible_token
 from spalm.memory import Entries
 from spalm.runs.finished import FinishedRun
 from spalm.runs.records import Records
@@ -47,10 +47,11 @@ def print_passage(passage: Passage, spalm: Records, reference: Records, entries:
     found = retrieved_tokens(spalm, split, rows, entries)
     for number, target in enumerate(text.targets(rows).tolist()):
         retrieved = Text("  ").join(
-            Text(shown(tokeniser, token), style="bold green" if token == target else "dim") for token in found[number]
+            Text(visible_token(tokeniser, token), style="bold green" if token == target else "dim")
+            for token in found[number]
         )
         values = [f"{each[number]:.3f}" for each in probabilities]
-        table.add_row(Text(shown(tokeniser, target), style="bold"), *values, f"{gates[number]:.2f}", retrieved)
+        table.add_row(Text(visible_token(tokeniser, target), style="bold"), *values, f"{gates[number]:.2f}", retrieved)
     console.print(table)
 
 

@@ -77,7 +77,7 @@ def advance_neighbours(previous: Retrieved, observed: Int[Tensor, "n"], entries:
     the distances that these had.
     """
     ids = previous.ids.cpu().numpy()
-    held = entries.documents_held
+    held = entries.live_documents
     right = (previous.present & (previous.tokens == observed[:, None])).cpu().numpy()
     follows = right & (held.index_of(ids) == held.index_of(ids + 1)) & (entries.rows(ids + 1) >= 0)
     distances = np.where(follows, previous.distances.cpu().numpy(), np.inf).astype(np.float32)

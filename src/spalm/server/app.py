@@ -120,7 +120,7 @@ def state_routes(live: Live, desk: Desk, counts: Counts) -> APIRouter:
                     "spalm_left_total": ("Requests whose clients left before the end.", desk.left),
                     "spalm_waiting": ("Requests that wait or are worked on.", desk.line),
                     "spalm_entries": ("Entries of the memory.", len(entries)),
-                    "spalm_documents": ("Documents of the memory.", len(entries.documents_held)),
+                    "spalm_documents": ("Documents of the memory.", len(entries.live_documents)),
                     "spalm_uptime_seconds": ("Seconds since the server began.", time.time() - counts.started),
                 },
             )

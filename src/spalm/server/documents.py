@@ -50,7 +50,7 @@ class Shelf:
         """Returns the number of its entries."""
         live = self._live
         content, _ = text.encode(), name.encode()  # or it is refused before anything is written
-        if name in live.memory.entries().documents_held.names:
+        if name in live.memory.entries().live_documents.names:
             raise Refused(409, f"the memory holds a document {name!r} already; delete that first, or give another name")
         tokens = live.tokeniser.encode([content])[0]
         if not len(tokens):
@@ -64,7 +64,7 @@ class Shelf:
 
     def delete(self, name: str) -> int:
         """Returns how many documents of that name there were."""
-        held = self._live.memory.entries().documents_held
+        held = self._live.memory.entries().live_documents
         entries = sum(int(count) for known, count in zip(held.names, held.entries) if known == name)
         if not entries:
             raise Refused(404, f"the memory holds no document {name!r}")
@@ -90,7 +90,7 @@ def document_routes(live: Live, desk: Desk) -> APIRouter:
     ) -> dict[str, Any]:
         """By a part of their names, oldest first."""
         entries = live.memory.entries()
-        held, wanted = entries.documents_held, containing.casefold()
+        held, wanted = entries.live_documents, containing.casefold()
         found = [number for number, name in enumerate(held.names) if wanted in name.casefold()]
         return {
             "documents": [

@@ -10,7 +10,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from spalm.errors import InputError, InUse
+from spalm.errors import InputError, InUseError
 from spalm.server.queue import Busy, Gone, Stopping
 
 _KINDS = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
@@ -55,8 +55,8 @@ def answer_errors(app: FastAPI) -> None:
     async def refuse(request: Request, error: Refused) -> Response:
         return refusal(request.url.path, error.status, str(error), error.param, error.code)
 
-    @app.exception_handler(InUse)
-    async def wait(request: Request, error: InUse) -> Response:
+    @app.exception_handler(InUseError)
+    async def wait(request: Request, error: InUseError) -> Response:
         return refusal(request.url.path, 503, str(error), headers=_SOON)
 
     @app.exception_handler(InputError)

@@ -17,7 +17,7 @@ from markupsafe import Markup
 import spalm
 from spalm.artifact import MANIFEST, Artifact, write_atomically
 from spalm.console import bar
-from spalm.corpus import in_text, shown
+from spalm.corpus import token_in_text, visible_token
 from spalm.runs import FinishedRun
 from spalm.runs.passage import retrieved_tokens
 from spalm.study.analysis import Analysis, AnalysisRequest, format_cell
@@ -129,10 +129,10 @@ def _passage(run: FinishedRun, rows: np.ndarray) -> dict[str, Any]:
     pieces = []
     for number, target in enumerate(text.targets(rows).tolist()):
         gain = with_memory[number] - without[number]
-        near = "  ".join(shown(tokeniser, token) for token in retrieved[number])
+        near = "  ".join(visible_token(tokeniser, token) for token in retrieved[number])
         pieces.append(
             Piece(
-                in_text(tokeniser, target) + tokeniser.between,
+                token_in_text(tokeniser, target) + tokeniser.separator,
                 _colour(gain),
                 f"transformer-xl {math.exp(without[number]):.3f}, spalm {math.exp(with_memory[number]):.3f} "
                 f"({gain:+.2f} nats), gate {gates[number]:.2f}; retrieved: {near}",

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from spalm.compute import Execution, autocast
 from spalm.console import bar
-from spalm.corpus import Batch, Streams, TokenSplit
+from spalm.corpus import Batch, TokenSplit, TrainingBatches
 from spalm.errors import InputError
 from spalm.settings import Settings
 from spalm.training import checkpoint
@@ -76,7 +76,7 @@ def train(task: TrainingTask, directory: Path, execution: Execution) -> checkpoi
     """
     settings, title, begin, hardware = task.settings, task.title, task.begin, execution.hardware
     device, ranks = hardware.prepare(all_ranks=True), hardware.ranks
-    streams = Streams(
+    streams = TrainingBatches(
         task.train, settings.batch_size, settings.segment_length, settings.seed, ranks.own_lanes(settings.batch_size)
     )
     replica = Replica(task.model, task.loss, device, hardware)

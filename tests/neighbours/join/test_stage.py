@@ -76,7 +76,7 @@ def test_what_is_forgotten_leaves_the_table_at_once(memory, encoder, corpus, tmp
         memory, encoder, corpus, NeighbourSettings(count=3, held_out=5), tmp_path / "neighbours", BUDGET
     )
     everyone = np.arange(len(corpus.split("dev")))
-    held = memory.entries().documents_held
+    held = memory.entries().live_documents
     gone = set(range(int(held.first_ids[0]), int(held.first_ids[0] + held.entries[0])))
     before, _ = table.read("dev", everyone)
     assert gone & set(before.ravel().tolist())

@@ -25,7 +25,7 @@ class Document:
     pieces: Iterable[bytes]
 
 
-class Source(Settings):
+class TextSource(Settings):
     """Where text comes from. Subclasses add a `kind` and say how files become documents."""
 
     def files(self) -> list[tuple[str, Path]]:

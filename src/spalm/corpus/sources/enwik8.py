@@ -5,14 +5,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
-from spalm.corpus.sources.document import Document, Source, Split, in_pieces, locate, refuse_empty
+from spalm.corpus.sources.document import Document, Split, TextSource, in_pieces, locate, refuse_empty
 from spalm.errors import InputError
 
 FULL = 100_000_000
 _TITLE = re.compile(rb"<title>(.*?)</title>")
 
 
-class Enwik8(Source):
+class Enwik8(TextSource):
     kind: Literal["enwik8"]
     path: str
     """The raw file: the full 100,000,000 bytes, or a prefix of them."""

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
-from spalm.corpus.sources.document import SPLITS, Document, Source, Split, in_pieces, lines_of, locate, refuse_empty
+from spalm.corpus.sources.document import SPLITS, Document, Split, TextSource, in_pieces, lines_of, locate, refuse_empty
 from spalm.corpus.sources.wikitext import articles
 from spalm.errors import InputError
 
@@ -28,7 +28,7 @@ _NAMED: dict[str, Split] = {
 Share = Annotated[float, Field(gt=0, lt=0.5)]
 
 
-class _SplitByDocument(Source):
+class _SplitByDocument(TextSource):
     """Whole documents go to one split each, chosen by a hash of their name: stable, whatever order files come in."""
 
     dev_share: Share = 0.05

@@ -6,7 +6,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Literal
 
-from spalm.corpus.sources.document import SPLITS, Document, Source, Split, in_pieces, lines_of, locate, refuse_empty
+from spalm.corpus.sources.document import SPLITS, Document, Split, TextSource, in_pieces, lines_of, locate, refuse_empty
 from spalm.errors import InputError
 
 _TITLE = re.compile(rb"^ = ([^=].*?) = \n?$")
@@ -17,7 +17,7 @@ _FILES: dict[Split, str] = {
 }
 
 
-class WikiText(Source):
+class WikiText(TextSource):
     kind: Literal["wikitext"]
     path: str
     """Folder with wiki.train.tokens, wiki.valid.tokens and wiki.test.tokens."""

@@ -8,7 +8,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from spalm.corpus.sources.document import Document, Source, Split, lines_of, locate, refuse_empty
+from spalm.corpus.sources.document import Document, Split, TextSource, lines_of, locate, refuse_empty
 from spalm.errors import InputError
 
 _MONTHS: dict[Split, range] = {"train": range(1, 11), "dev": range(11, 12), "test": range(12, 13)}
@@ -16,7 +16,7 @@ _TOKENS_PER_WORD = 1.25
 """Of a 50k byte-level BPE on English news; only the size of the sample depends on it."""
 
 
-class WmtNews(Source):
+class WmtNews(TextSource):
     kind: Literal["wmt-news"]
     path: str
     """A file, or a folder of files, of dated documents (news-docs.YEAR.en.filtered.gz), plain or gzipped."""

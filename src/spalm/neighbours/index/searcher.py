@@ -96,7 +96,7 @@ class Searcher:
 
     def _fetch(self, proposed: Int[np.ndarray, "n some"], entries: Entries) -> None:
         rows = entries.rows(np.unique(proposed))
-        entries.fetch(rows[rows >= 0])
+        entries.prefetch(rows[rows >= 0])
 
     def _recent(self, queries, count: int, entries: Entries, askers: Askers, last: int) -> Int[np.ndarray, "n count"]:
         """The nearest of the entries before row `last` that the index does not have."""
@@ -165,7 +165,7 @@ class _Rest:
 
 
 def _askers(entries: Entries, own: Int[np.ndarray, "n"], exclusion: Exclusion) -> Askers:
-    documents = entries.documents_held.numbers_of(own)
+    documents = entries.live_documents.numbers_of(own)
     return Askers(own, np.where(documents == MISSING, STRANGER, documents), exclusion)
 
 
@@ -175,7 +175,7 @@ def _rank(queries, proposed: Int[np.ndarray, "n some"], count: int, entries: Ent
     rows = entries.rows(proposed)
     bad = rows < 0
     bad[:, 1:] |= proposed[:, 1:] == proposed[:, :-1]
-    bad |= askers.forbid(np.arange(len(queries))[:, None], proposed, entries.documents_held.numbers_of(proposed))
+    bad |= askers.forbid(np.arange(len(queries))[:, None], proposed, entries.live_documents.numbers_of(proposed))
     distances = np.full((len(queries), proposed.shape[1] + count), np.inf, np.float32)
     ids = np.full(distances.shape, MISSING, np.int64)
     ids[:, : proposed.shape[1]] = np.where(bad, MISSING, proposed)

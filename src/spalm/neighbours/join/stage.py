@@ -55,7 +55,7 @@ def find_neighbours(
     execution: Execution,
 ) -> NeighbourTable:
     """The table at `directory`: made now, continued, or found there."""
-    memory.refuse_others({**encoder.identity, "width": memory.width})
+    memory.require_same_keys({**encoder.identity, "width": memory.width})
     engine = execution.engine
     budget = Budget.of(execution.ram, engine)
     parents = {"memory": memory.digest, "corpus": corpus.digest}
@@ -91,7 +91,7 @@ def find_neighbours(
                 raise InputError(
                     f"no training position has a neighbour: neighbours.document = {settings.document}, "
                     f"neighbours.window = {settings.window}, and the memory holds "
-                    f"{len(entries.documents_held)} document(s); set neighbours.document=false or a smaller window"
+                    f"{len(entries.live_documents)} document(s); set neighbours.document=false or a smaller window"
                 )
             facts[text.split] = {
                 "recall": answered.recall,

@@ -237,7 +237,7 @@ class ChatForm(TextForm):
     def _logprobs(self, piece: Piece) -> dict[str, Any] | None:
         if not self._scored:
             return None
-        said = [token for token in piece.tokens if token.id not in self._tokeniser.ends]
+        said = [token for token in piece.tokens if token.id not in self._tokeniser.end_tokens]
         content = [
             {
                 **self._named(token.id, token.log_probability),

@@ -3,7 +3,7 @@
 import numpy as np
 from matplotlib.axes import Axes
 
-from spalm.corpus import shown
+from spalm.corpus import visible_token
 from spalm.runs.passage import passage_of
 from spalm.study.analysis import Analysis, AnalysisRequest, Cell, DataTable
 from spalm.study.drawing import COLOURS, plain
@@ -55,7 +55,7 @@ def gate_heatmap(request: AnalysisRequest) -> Analysis:
     text, tokeniser = run.corpus.split(split), run.corpus.tokeniser
     # The dimensions that differ most from token to token are worth looking at; the paper shows "a small subset" too.
     varied = np.sort(np.argsort(-gates.std(0), kind="stable")[:_DIMENSIONS])
-    tokens = [shown(tokeniser, token) for token in text.targets(rows).tolist()]
+    tokens = [visible_token(tokeniser, token) for token in text.targets(rows).tolist()]
     table: list[list[Cell]] = [
         [token, float(row.mean()), float(row.min()), float(row.max())] for token, row in zip(tokens, gates)
     ]

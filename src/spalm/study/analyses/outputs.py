@@ -7,7 +7,7 @@ as much: short-term is transformer-XL against the transformer, long-term is SPAL
 import numpy as np
 from matplotlib.axes import Axes
 
-from spalm.corpus import shown
+from spalm.corpus import visible_token
 from spalm.study.analyses.slices import frequency_bins
 from spalm.study.analysis import Analysis, AnalysisRequest, Cell, DataTable
 from spalm.study.drawing import COLOURS, LOSS
@@ -74,7 +74,13 @@ def _tokens(
     nats = np.bincount(targets, weights=difference, minlength=size)
     order = [token for token in np.argsort(-counted, kind="stable")[:_TOKENS].tolist() if counted[token]]
     rows: list[list[Cell]] = [
-        [shown(tokeniser, token), int(positions[token]), int(gains[token]), int(losses[token]), float(nats[token])]
+        [
+            visible_token(tokeniser, token),
+            int(positions[token]),
+            int(gains[token]),
+            int(losses[token]),
+            float(nats[token]),
+        ]
         for token in order
     ]
     return DataTable(["token", "positions", "gains", "losses", "nats"], rows, title)

@@ -3,7 +3,7 @@
 from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 
-from spalm.corpus import shown
+from spalm.corpus import visible_token
 from spalm.runs.passage import passage_of, retrieved_tokens
 from spalm.study.analysis import Analysis, AnalysisRequest, DataTable
 from spalm.study.drawing import HIT, write_text
@@ -31,7 +31,11 @@ def neighbour_strips(request: AnalysisRequest) -> Analysis:
     targets = text.targets(rows).tolist()
     proposed = retrieved_tokens(spalm, split, rows, run.memory.entries())
     lines = [
-        [shown(tokeniser, target), *(shown(tokeniser, token) for token in tokens), *([None] * (count - len(tokens)))]
+        [
+            visible_token(tokeniser, target),
+            *(visible_token(tokeniser, token) for token in tokens),
+            *([None] * (count - len(tokens))),
+        ]
         for target, tokens in zip(targets, proposed)
     ]
     hits = [[token == target for token in tokens] for target, tokens in zip(targets, proposed)]

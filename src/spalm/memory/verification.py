@@ -1,0 +1,30 @@
+"""Verification of a memory: every byte is read and compared with the digest that was written with it."""
+
+from pathlib import Path
+
+from spalm.artifact import digest_of_file
+from spalm.errors import InputError
+from spalm.memory.catalogue import Catalogue
+from spalm.memory.shards import Shards
+
+
+def verify_file(path: Path, digest: str) -> None:
+    """Refuses a file that is missing or does not have this digest."""
+    if not path.exists() or digest_of_file(path) != digest:
+        state = "is damaged (its digest differs)" if path.exists() else "is missing"
+        raise InputError(f"{path} {state}; restore it from a copy, or remove the memory and remember again")
+
+
+def verify_shard(catalogue: Catalogue, shards: Shards, shard: int) -> None:
+    """Refuses a shard whose files do not have the digests of the catalogue."""
+    with catalogue.read() as connection:
+        digests = "SELECT keys_sha256, tokens_sha256 FROM shards WHERE id = ?"
+        keys, tokens = connection.execute(digests, [shard]).fetchone()
+    verify_file(shards.path("keys", shard), keys)
+    verify_file(shards.path("tokens", shard), tokens)
+
+
+def verify_shards(catalogue: Catalogue, shards: Shards) -> None:
+    """Refuses any shard that is damaged."""
+    for shard in catalogue.shard_numbers():
+        verify_shard(catalogue, shards, shard)
