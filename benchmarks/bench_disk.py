@@ -26,7 +26,7 @@ from spalm.console import say
 from spalm.corpus import TokenStream
 from spalm.lm import Reading
 from spalm.memory import Encoder, Memory, MemorySettings, open_memory, remember
-from spalm.neighbours import Kind, make_searcher, open_searcher
+from spalm.neighbours import IndexKind, IndexSettings, make_searcher, open_searcher
 
 K, MANY = 4, 512
 """Neighbours: as the paper asks for, and as an attached model does."""
@@ -66,12 +66,12 @@ def queries(count: int, source: Memory) -> np.ndarray:
     return np.concatenate([longer.keys(row, row + 1) for row in chosen]).astype(np.float32)
 
 
-def build(memory: Memory, kind: Kind, folder: Path) -> dict:
+def build(memory: Memory, kind: IndexKind, folder: Path) -> dict:
     began = time.perf_counter()
-    _, described = make_searcher(memory, kind, folder, 0.95, K, 1)
+    _, description = make_searcher(memory, folder, IndexSettings(kind, 0.95, K, 1))
     size = sum(path.stat().st_size for path in folder.iterdir())
     seconds = time.perf_counter() - began
-    return {"seconds": seconds, "bytes": size, "recall": described.recall, "effort": described.effort}
+    return {"seconds": seconds, "bytes": size, "recall": description.recall, "effort": description.effort}
 
 
 def ask(memory: Path, asked: Path, folder: Path, group: Path | None = None) -> dict:
@@ -167,7 +167,7 @@ def prepare(count: str, keys: Path, work: Path) -> dict:
     source = real_keys(WIDTH, keys, 1)
     memory = make_memory(int(count), source, work / "memory")
     np.save(work / "queries.npy", queries(int(count), source))
-    kinds: list[Kind] = ["disk", "faiss"] if int(count) <= IN_RAM else ["disk"]
+    kinds: list[IndexKind] = ["disk", "faiss"] if int(count) <= IN_RAM else ["disk"]
     return {kind: {"built": build(memory, kind, work / kind)} for kind in kinds}
 
 

@@ -27,14 +27,13 @@ from rich.table import Table
 
 import peers
 from spalm.artifact import write_json
-from spalm.compute import LOCAL, Hardware, parse_size
+from spalm.compute import LOCAL, parse_size
 from spalm.console import say
 from spalm.corpus import tokenise_files
 from spalm.corpus.sources.document import locate
 from spalm.memory import Memory, remember, source_of_split, source_of_text
-from spalm.neighbours import Budget, NeighbourSettings
-from spalm.neighbours.join.stage import Bulk
-from spalm.runs.recipe import Run, read_recipe
+from spalm.neighbours import BulkJoin, NeighbourSettings, RamBudget
+from spalm.runs import Run, read_recipe
 
 K = 4
 JUDGED = 1000
@@ -58,7 +57,7 @@ PAPER_CPU_HOURS = (6000, 8000)
 def real_run(width: int, folder: Path) -> Run:
     """An encoder trained on WikiText-2, and its memory."""
     recipe = read_recipe("wikitext2", [*COMMON, *NETWORKS[width].split()])
-    return Run(recipe, folder / f"{width}", Hardware())
+    return Run(recipe, folder / f"{width}")
 
 
 def real_keys(width: int, folder: Path, count: int) -> Memory:
@@ -128,12 +127,13 @@ def ours(vectors: First, recall: float, ram: int, folder: Path) -> tuple[float, 
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     began = time.perf_counter()
-    bulk = Bulk(vectors, NeighbourSettings(count=K, recall=recall), folder, folder / "work", Budget.of(ram, LOCAL))
-    bulk.announce(len(vectors))
-    bulk.prepare()
-    answered = bulk.answer("train", len(vectors), K, first_id=0)
+    settings, budget = NeighbourSettings(count=K, recall=recall), RamBudget.of(ram, LOCAL)
+    join = BulkJoin(vectors, settings, folder, folder / "work", budget=budget)
+    join.announce(len(vectors))
+    join.prepare()
+    found = join.find("train", len(vectors), K, first_id=0)
     seconds = time.perf_counter() - began
-    ids = np.array(answered.ids)
+    ids = np.array(found.ids)
     shutil.rmtree(folder)
     return seconds, ids
 

@@ -21,11 +21,10 @@ from spalm.artifact import write_json
 from spalm.compute import LOCAL, using_threads
 from spalm.console import say
 from spalm.lm import Transformer, count_flops
-from spalm.neighbours import Budget, NeighbourSettings
+from spalm.neighbours import BulkJoin, NeighbourSettings, RamBudget
 from spalm.neighbours.join.cost import gflops_of_a_core
 from spalm.neighbours.join.join import Join
-from spalm.neighbours.join.layout import Ordered
-from spalm.neighbours.join.stage import Bulk
+from spalm.neighbours.join.layout import PartitionedVectors
 from spalm.runs.recipe import read_recipe
 
 WIDTH = 512
@@ -56,23 +55,23 @@ class Watched:
     def __enter__(self) -> "Watched":
         self.scanned = self.whole = self.fresh = 0
         self._seen, self._lock = threading.local(), threading.Lock()
-        self._originals = Ordered.scan, Ordered.squared_distances, Join.block
+        self._originals = PartitionedVectors.scan, PartitionedVectors.squared_distances, Join.block
         scan, distances, block = self._originals
 
-        def watched_scan(ordered, rows):
+        def watched_scan(vectors_, rows):
             seen = getattr(self._seen, "places", None)
             if isinstance(rows, slice) and seen is not None:
                 with self._lock:
                     self.scanned += rows.stop - rows.start
                     self.fresh += 0 if rows.start in seen else rows.stop - rows.start
                 seen.add(rows.start)
-            return scan(ordered, rows)
+            return scan(vectors_, rows)
 
-        def watched_distances(ordered, vectors, rows):
+        def watched_distances(vectors_, vectors, rows):
             if getattr(self._seen, "places", None) is not None:
                 with self._lock:
                     self.whole += int((rows >= 0).sum())
-            return distances(ordered, vectors, rows)
+            return distances(vectors_, vectors, rows)
 
         def watched_block(join, first, last):
             self._seen.places = set()
@@ -80,20 +79,26 @@ class Watched:
             self._seen.places = None
             return found
 
-        Ordered.scan, Ordered.squared_distances, Join.block = watched_scan, watched_distances, watched_block
+        PartitionedVectors.scan, PartitionedVectors.squared_distances, Join.block = (
+            watched_scan,
+            watched_distances,
+            watched_block,
+        )
         return self
 
     def __exit__(self, *_) -> None:
-        Ordered.scan, Ordered.squared_distances, Join.block = self._originals
+        PartitionedVectors.scan, PartitionedVectors.squared_distances, Join.block = self._originals
 
 
 def join(vectors: First, work: Path) -> dict:
     shutil.rmtree(work, ignore_errors=True)
     (work / "table").mkdir(parents=True)
-    bulk = Bulk(vectors, NeighbourSettings(count=K), work / "table", work / "work", Budget.of(8 << 30, LOCAL))
+    bulk = BulkJoin(
+        vectors, NeighbourSettings(count=K), work / "table", work / "work", budget=RamBudget.of(8 << 30, LOCAL)
+    )
     bulk.prepare()
     with Watched() as watched:
-        bulk.answer("train", len(vectors), K, first_id=0)
+        bulk.find("train", len(vectors), K, first_id=0)
     shutil.rmtree(work)
     count = len(vectors)
     return {

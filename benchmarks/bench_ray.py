@@ -22,8 +22,7 @@ from spalm.artifact import digest_of_file, write_json
 from spalm.compute import Engine, JobPart, ProgressCallback, open_engine, set_threads, split_rows
 from spalm.console import say
 from spalm.memory import MemorySettings, open_memory, remember, source_of_text
-from spalm.neighbours import Budget, NeighbourSettings
-from spalm.neighbours.join.stage import Bulk
+from spalm.neighbours import BulkJoin, NeighbourSettings, RamBudget
 from spalm.runs.recipe import Run
 
 K = 4
@@ -48,11 +47,11 @@ def job(run: Run, count: int, engine: Engine, folder: Path) -> tuple[dict[str, f
     used, began = processor_seconds(), time.perf_counter()
     remember(memory, run.encoder, stream, source_of_text(stream), engine=engine)
     remembered = time.perf_counter()
-    settings, budget = NeighbourSettings(count=K), Budget.of(8 << 30, engine)
-    bulk = Bulk(memory.entries(), settings, folder / "table", folder / "work", budget, engine)
-    bulk.announce(count)
-    bulk.prepare()
-    bulk.answer("train", count, K, first_id=0)
+    settings, budget = NeighbourSettings(count=K), RamBudget.of(8 << 30, engine)
+    join = BulkJoin(memory.entries(), settings, folder / "table", folder / "work", budget=budget, engine=engine)
+    join.announce(count)
+    join.prepare()
+    join.find("train", count, K, first_id=0)
     ended = time.perf_counter()
     seconds = {"keys": remembered - began, "neighbours": ended - remembered, "seconds": ended - began}
     seconds["processor_seconds"] = processor_seconds() - used

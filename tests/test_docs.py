@@ -12,10 +12,8 @@ import numpy as np
 import pytest
 
 from spalm.memory import remember, source_of_text
-from spalm.neighbours import Searcher, nearest
-from spalm.neighbours.workers import in_turn
-from spalm.planning import Cluster, Wanted, parse_count, plan
-from spalm.planning.plan import in_bytes, in_count
+from spalm.neighbours import Searcher, exact_search, serial_map
+from spalm.planning import Cluster, PlannedMemory, format_bytes, format_count, parse_count, plan_memory
 from spalm.runs.recipe import read_recipe
 from support.commands import spalm
 from support.stub_memory import StubEncoder, new_memory, random_texts, stream
@@ -145,16 +143,16 @@ def test_a_vector_database_proposes_and_the_memory_decides(database, tmp_path):
         remember(memory, encoder, text, source_of_text(text))
         if not number:
             index = database["Qdrant"](database["QdrantClient"]("anywhere"), "test", memory.width)
-            searcher = Searcher(memory, index, upto=0)
+            searcher = Searcher(memory, index, next_id=0)
             assert searcher.catch_up()
-            known = searcher.upto
+            known = searcher.next_id
     memory.forget(["batch-0-3", "batch-1-5"])
 
     def agrees(searcher: Searcher) -> bool:
         entries = memory.entries()
         queries = entries.keys(0, 40).astype(np.float32) + 0.01
         _, distances = searcher.search(queries, 5)
-        return np.allclose(distances, nearest(queries, entries, 5, in_turn)[1], atol=1e-3)
+        return np.allclose(distances, exact_search(queries, entries, 5, serial_map)[1], atol=1e-3)
 
     assert agrees(searcher)  # the second batch is searched beside the database
     assert searcher.catch_up()
@@ -182,11 +180,11 @@ def test_a_model_writes_and_is_served_by_it(database, attached_folder, capsys, m
 @pytest.mark.parametrize(("recipe", "tokens"), [("wikitext103", "103M"), ("wmt19", "852M"), ("wmt19", "1T")])
 def test_the_costs_in_the_docs_are_what_is_computed(recipe, tokens):
     cluster = Cluster(machines=16, cores=64, ram=256 << 30, storage=1 << 30)
-    planned = plan(Wanted.of(read_recipe(recipe, []), parse_count(tokens)), cluster)
+    planned = plan_memory(PlannedMemory.of(read_recipe(recipe, []), parse_count(tokens)), cluster)
     said = SCALE.read_text(encoding="utf-8")
     for stage in planned["stages"]:
-        sizes = " | ".join(in_bytes(stage[name]) for name in ("ram", "kept", "scratch", "read", "written"))
+        sizes = " | ".join(format_bytes(stage[name]) for name in ("ram", "kept", "scratch", "read", "written"))
         row = f"| {tokens} | {stage['name']} | {stage['core_hours']:,.1f} | {stage['hours']:,.2f} | {sizes} |"
         assert row in said
     for limit in planned["limits"]:
-        assert f"| {in_count(limit['tokens'])} tokens | {limit['what']} | {limit['remedy']} |" in said
+        assert f"| {format_count(limit['tokens'])} tokens | {limit['what']} | {limit['remedy']} |" in said

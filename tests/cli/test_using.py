@@ -11,7 +11,7 @@ import pytest
 
 from spalm.attachment import Attached, AttachSettings, attach
 from spalm.compute import Hardware
-from spalm.neighbours.index.on_disk import OnDisk
+from spalm.neighbours.index.on_disk import OnDiskIndex
 from spalm.semiparametric import search as searching
 from support.commands import SPALM, refused, spalm
 from support.tiny_models import END
@@ -66,7 +66,7 @@ def test_a_model_searches_through_an_index_on_disk(folder, tmp_path):
     before = written(folder, "ka1 lo2", "--max-tokens", "5")
     assert spalm("remember", folder, "--text", tmp_path / "vault.txt").returncode == 0
     attached = Attached(folder, Hardware("cpu", 1))
-    assert isinstance(attached.search.searcher.index, OnDisk)
+    assert isinstance(attached.search.searcher.index, OnDiskIndex)
     new = attached.memory.entries().keys(len(attached.memory.entries()) - 1, len(attached.memory.entries()))
     assert attached.search.find(new)[1][0, 0] < 1e-6
     assert spalm("forget", folder, "vault.txt").returncode == 0
@@ -77,7 +77,7 @@ def test_a_memory_that_does_not_fit_gets_its_index_on_disk(folder, monkeypatch):
     shutil.rmtree(folder / "index", ignore_errors=True)
     monkeypatch.setattr(searching, "_FEW", 100)
     monkeypatch.setattr(searching, "half_of_machine_ram", lambda: 1000)
-    assert isinstance(Attached(folder, Hardware("cpu", 1)).search.searcher.index, OnDisk)
+    assert isinstance(Attached(folder, Hardware("cpu", 1)).search.searcher.index, OnDiskIndex)
 
 
 def test_writing_stops_where_it_is_told_and_follows_its_seed(folder):

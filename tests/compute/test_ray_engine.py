@@ -18,23 +18,22 @@ import pytest
 import torch
 
 from spalm.artifact import write_atomically
-from spalm.compute import LOCAL, JobPart, LocalEngine, split_rows
+from spalm.compute import LOCAL, Execution, JobPart, LocalEngine, split_rows
 from spalm.compute import ray_engine as on_ray
 from spalm.errors import InputError
 from spalm.lm import NetworkSettings, Reading, Transformer
 from spalm.memory import Encoder, Memory, MemorySettings, open_memory, remember, shards, source_of_split
 from spalm.memory.remember import _ShardWriter
-from spalm.neighbours import Budget, NeighbourSettings, find_neighbours, make_searcher
+from spalm.neighbours import IndexSettings, NeighbourSettings, RamBudget, find_neighbours, make_searcher
 from spalm.neighbours.index import on_disk
-from spalm.neighbours.join import stage as bulk
-from spalm.neighbours.join.jobs import Answering
+from spalm.neighbours.join import bulk_join
+from spalm.neighbours.join.jobs import JoinJob
 from support.commands import SMALL_RECIPE, refused, spalm
 
 pytest.importorskip("ray")
 
 WIDTH = 14
 SETTINGS = NeighbourSettings(count=3, held_out=5, recall=0.9)
-BUDGET = Budget(2 << 30, 2)
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +91,7 @@ def table_bytes(folder: Path) -> dict[str, bytes]:
 
 
 def searched(corpus, memory: Memory, folder: Path, engine) -> dict[str, bytes]:
-    find_neighbours(memory, encoder(corpus), corpus, SETTINGS, folder, BUDGET, engine=engine)
+    find_neighbours(memory, encoder(corpus), corpus, SETTINGS, folder, execution=Execution(cluster=engine, ram=2 << 30))
     return table_bytes(folder)
 
 
@@ -131,9 +130,9 @@ class DyingWriting(_ShardWriter):
             return super().__call__(part, progress)
 
 
-class DyingAnswering(Answering):
+class DyingJoinJob(JoinJob):
     def __call__(self, part: JobPart, progress):
-        die_once(self.sides.work.parent.parent / "killed-answering", part)
+        die_once(self.inputs.work.parent.parent / "killed-answering", part)
         return super().__call__(part, progress)
 
 
@@ -160,7 +159,7 @@ def test_a_killed_worker_only_repeats_its_part(corpus, engine, tmp_path, monkeyp
     here = remembered(corpus, tmp_path / "here", LOCAL)
     local = searched(corpus, here, tmp_path / "local", LOCAL)
     monkeypatch.setattr(sys.modules[_ShardWriter.__module__], "_ShardWriter", DyingWriting)
-    monkeypatch.setattr(bulk, "Answering", DyingAnswering)
+    monkeypatch.setattr(bulk_join, "JoinJob", DyingJoinJob)
     there = remembered(corpus, tmp_path / "there", engine)
     assert (tmp_path / "killed-writing").exists()
     assert contents(here) == contents(there)
@@ -185,12 +184,12 @@ def test_stopped_on_one_engine_it_goes_on_with_the_other(corpus, engine, tmp_pat
 def test_an_index_on_disk_has_the_bytes_of_the_local_engine(corpus, engine, tmp_path, monkeypatch):
     monkeypatch.setattr(on_disk, "_PART", 700)
     memory = remembered(corpus, tmp_path / "memory", LOCAL)
-    about = memory, "disk"
-    make_searcher(*about, tmp_path / "here", 0.9, 3, 1, LOCAL)
-    make_searcher(*about, tmp_path / "there", 0.9, 3, 1, engine)
+    settings = IndexSettings("disk", recall=0.9, neighbours=3, seed=1)
+    make_searcher(memory, tmp_path / "here", settings, LOCAL)
+    make_searcher(memory, tmp_path / "there", settings, engine)
     assert table_bytes(tmp_path / "there") == table_bytes(tmp_path / "here")
     with pytest.raises(InputError, match="--kind faiss: it is made here, in memory; leave out --engine"):
-        make_searcher(memory, "faiss", tmp_path / "other", 0.9, 3, 1, engine)
+        make_searcher(memory, tmp_path / "other", IndexSettings("faiss", 0.9, 3, 1), engine)
 
 
 def test_a_lost_machine_only_repeats_its_parts(corpus, cluster, engine, tmp_path):
@@ -374,8 +373,8 @@ def test_a_missing_extra_is_one_line(tmp_path, monkeypatch):
 
 
 def test_a_budget_is_of_one_machine(engine):
-    assert Budget.of(4 << 30, engine).workers == 1
-    assert Budget.of(4 << 30, LocalEngine(3)).workers == 3
-    assert Budget(4 << 30, 3, processes=True).room * 3 <= Budget(4 << 30, 3).room
+    assert RamBudget.of(4 << 30, engine).workers == 1
+    assert RamBudget.of(4 << 30, LocalEngine(3)).workers == 3
+    assert RamBudget(4 << 30, 3, processes=True).room * 3 <= RamBudget(4 << 30, 3).room
     with pytest.raises(InputError, match="too little for 3"):
-        Budget.of(1 << 30, LocalEngine(3))
+        RamBudget.of(1 << 30, LocalEngine(3))

@@ -15,7 +15,7 @@ from spalm.compute import Hardware
 from spalm.generation import Picked, explorer_of
 from spalm.generation.model import Live
 from spalm.memory import Memory
-from spalm.neighbours import make_searcher
+from spalm.neighbours import IndexSettings, make_searcher
 from spalm.semiparametric import Knn, KnnCombiner, PlainCombiner
 from spalm.server import open_server
 from support.servers import copied, in_thread, open_attached, server_of
@@ -152,18 +152,18 @@ def test_an_index_takes_in_what_was_added(folder):
     attached = open_attached(folder)
 
     def with_index(live: Live) -> Live:
-        searcher, _ = make_searcher(live.memory, "faiss", folder / "other", 0.9, 8, seed=1)
+        searcher, _ = make_searcher(live.memory, folder / "other", IndexSettings("faiss", 0.9, 8, 1))
         return replace(live, search=replace(live.search, searcher=searcher))
 
     held: list[Live] = []
     client = client_of(server_of(attached, lambda live: held.append(with_index(live)) or held[0]))
     searcher, before = held[0].search.searcher, secret_score(client)
-    begun = searcher.upto
+    begun = searcher.next_id
     assert add(client, "secret") == 201
-    assert searcher.upto == begun
+    assert searcher.next_id == begun
     assert secret_score(client) > before + 5
     assert add(client, "long", "nu1 nu2 nu3 .\n" * 1500) == 201
-    assert searcher.upto > begun + 8192
+    assert searcher.next_id > begun + 8192
     assert secret_score(client) > before + 5
     for name in ("secret", "long"):
         assert client.delete(f"{PATH}/{name}").status_code == 200

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from spalm.neighbours.exclusion import STRANGER, Exclusion
+from spalm.neighbours import Exclusion
 
 
 class Array:
@@ -51,6 +51,3 @@ def clustered(count: int, width: int, seed: int, centres: int = 40) -> np.ndarra
     random = np.random.default_rng(seed)
     places = 3 * random.standard_normal((centres, width))
     return (places[random.integers(0, centres, count)] + random.standard_normal((count, width))).astype(np.float32)
-
-
-__all__ = ["STRANGER", "Array", "brute_force", "clustered"]

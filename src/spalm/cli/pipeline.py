@@ -1,7 +1,6 @@
 """The verbs of the pipeline, from text to results."""
 
 import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -37,7 +36,7 @@ from spalm.console import say
 from spalm.corpus import OFFICIAL_CORPORA, download_corpus
 from spalm.errors import InputError
 from spalm.memory import describe_memory
-from spalm.neighbours import Kind, make_searcher
+from spalm.neighbours import IndexKind, IndexSettings, make_searcher
 from spalm.runs import Recipe, Run, print_results, read_recipe
 
 
@@ -162,9 +161,9 @@ def neighbours(
 def index(
     memory: MemoryArgument,
     out: Annotated[Path, typer.Option(help="Folder for the index.")],
-    kind: Annotated[Kind, typer.Option(help="exact, faiss, disk (for memories larger than RAM), scann (an extra).")] = (
-        "faiss"
-    ),
+    kind: Annotated[
+        IndexKind, typer.Option(help="exact, faiss, disk (for memories larger than RAM), scann (an extra).")
+    ] = ("faiss"),
     recall: Annotated[float, typer.Option(help="Share of true neighbours to find.")] = 0.95,
     count: Annotated[int, typer.Option(help="Neighbours by which the recall is measured.", min=1)] = 4,
     seed: Annotated[int, typer.Option(help="Of the samples.", min=0)] = 1,
@@ -175,8 +174,9 @@ def index(
     """Build an index of a memory for generation and serving, and measure its recall against exact search."""
     with open_engine(engine, address, threads) as opened:
         made = memory_at(place(memory, engine))
-        _, described = make_searcher(made, kind, place(out, engine), recall, count, seed, opened)
-    typer.echo(json.dumps(asdict(described), indent=2))
+        settings = IndexSettings(kind, recall, count, seed)
+        _, description = make_searcher(made, place(out, engine), settings, opened)
+    typer.echo(json.dumps(description.as_json(), indent=2))
 
 
 @app.command()

@@ -28,7 +28,7 @@ from spalm.cli.options import (
 from spalm.compute import Execution, Hardware, machine_ram, parse_size
 from spalm.console import say
 from spalm.memory import describe_memory
-from spalm.planning import Cluster, Wanted, parse_count, plan, print_plan
+from spalm.planning import Cluster, PlannedMemory, parse_count, plan_memory, print_plan
 from spalm.runs import FinishedRun, HeldOut, Recipe, RowName, read_recipe
 from spalm.settings import described
 from spalm.study import ANALYSES, COUNTS, available, make_request, study, vary_neighbours, write_report
@@ -84,10 +84,10 @@ def plan_(
     as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
 ) -> None:
     """Say what a memory will cost before it is made: core-hours, RAM, disk, network, and what breaks first."""
-    wanted = Wanted.of(read_recipe(recipe, settings or []), parse_count(tokens))
+    memory = PlannedMemory.of(read_recipe(recipe, settings or []), parse_count(tokens))
     size = machine_ram() if ram is None else parse_size(ram)
     cluster = Cluster(machines, cores or os.cpu_count() or 1, size, parse_size(storage, "--storage"))
-    planned = plan(wanted, cluster)
+    planned = plan_memory(memory, cluster)
     typer.echo(json.dumps(planned, indent=2)) if as_json else print_plan(planned, Console())
 
 

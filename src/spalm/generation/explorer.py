@@ -20,7 +20,7 @@ from spalm.corpus import Corpus, TokenStream, token_in_text, visible_token
 from spalm.errors import InputError
 from spalm.lm import LanguageModel, Reading, hidden_states
 from spalm.memory import Entries, Memory
-from spalm.neighbours import without
+from spalm.neighbours import drop_neighbours
 from spalm.runs import HeldOut
 from spalm.semiparametric import CombinedPrediction, Combiner, PlainCombiner, Retrieved
 
@@ -263,7 +263,8 @@ class Explorer:
         """The neighbours as the switches leave them: what is off makes room for the next, as if it were forgotten."""
         entries = self.memory.entries()
         ids, distances = read.ids[rows], read.distances[rows]
-        return Retrieved.from_ids(*without(ids, distances, self._off(ids, off, entries)), entries).to(self._device)
+        ids, distances = drop_neighbours(ids, distances, self._off(ids, off, entries))
+        return Retrieved.from_ids(ids, distances, entries).to(self._device)
 
     def _off(self, ids: np.ndarray, off: Switches, entries: Entries) -> np.ndarray:
         """Which entries are switched off, or forgotten."""

@@ -1,28 +1,36 @@
-"""Entries in, the K nearest of every position out: exact search, the bulk join, the table, indexes for live queries."""
+"""Entries -> the K nearest entries of every position: exact search, bulk join, table, indexes for live queries."""
 
-from spalm.neighbours.exact import nearest
+from spalm.memory import MISSING
+from spalm.neighbours.exact import exact_search
 from spalm.neighbours.exclusion import Exclusion
-from spalm.neighbours.index.contract import Index, Kind
-from spalm.neighbours.index.searcher import Searcher, make_searcher, open_searcher
-from spalm.neighbours.join.cost import Budget
-from spalm.neighbours.join.stage import NeighbourSettings, find_neighbours
-from spalm.neighbours.kernels import MISSING
-from spalm.neighbours.table import NeighbourTable, without
-from spalm.neighbours.workers import workers
+from spalm.neighbours.index.build import IndexDescription, IndexSettings, make_searcher, open_searcher
+from spalm.neighbours.index.contract import Index
+from spalm.neighbours.index.kinds import IndexKind
+from spalm.neighbours.index.searcher import Searcher
+from spalm.neighbours.join.bulk_join import BulkJoin, NeighbourSettings
+from spalm.neighbours.join.cost import RamBudget
+from spalm.neighbours.join.stage import find_neighbours
+from spalm.neighbours.parallel import serial_map, thread_map
+from spalm.neighbours.table import NeighbourTable, drop_forgotten, drop_neighbours
 
 __all__ = [
-    "Budget",
+    "BulkJoin",
     "Exclusion",
     "Index",
-    "Kind",
+    "IndexDescription",
+    "IndexKind",
+    "IndexSettings",
     "MISSING",
     "NeighbourSettings",
     "NeighbourTable",
+    "RamBudget",
     "Searcher",
+    "drop_forgotten",
+    "drop_neighbours",
+    "exact_search",
     "find_neighbours",
     "make_searcher",
-    "nearest",
     "open_searcher",
-    "without",
-    "workers",
+    "serial_map",
+    "thread_map",
 ]

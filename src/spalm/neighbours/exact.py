@@ -1,49 +1,40 @@
-"""Exact search, blockwise: the judge of everything that is faster."""
-
-from typing import Protocol
+"""Exact nearest-neighbour search, block by block: the reference by which every faster search is judged."""
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int
 
-from spalm.neighbours.exclusion import Askers
-from spalm.neighbours.kernels import MISSING
-from spalm.neighbours.topk import Best
-from spalm.neighbours.workers import Map, chunks
+from spalm.memory import MISSING
+from spalm.neighbours.exclusion import QueryExclusion
+from spalm.neighbours.parallel import ParallelMap, chunks
+from spalm.neighbours.topk import TopK
+from spalm.neighbours.vectors import Vectors
 
 _QUERIES = 1024
 """Queries that share a pass over the keys."""
-_KEYS, _AT_ONCE = 1024, 256
+_KEYS, _QUERIES_AT_ONCE = 1024, 256
 """Keys and queries whose scores one thread holds at a time: few enough to stay in its cache."""
 _TASK = 1 << 17
 """Keys of one thread's task: fixed, so that results do not depend on the number of threads."""
 
 
-class Keys(Protocol):
-    def __len__(self) -> int: ...
-
-    def keys(self, start: int, stop: int) -> Float[np.ndarray, "rows width"]: ...
-
-    def take(self, rows: Int[np.ndarray, "*n"]) -> Float[np.ndarray, "*n width"]: ...
-
-    def labels(self, start: int, stop: int) -> Int[np.ndarray, "rows"]: ...
-
-    def documents(self, start: int, stop: int) -> Int[np.ndarray, "rows"]: ...
-
-
-def nearest(
-    queries: Float[np.ndarray, "n width"], keys: Keys, count: int, in_parallel: Map, askers: Askers | None = None
+def exact_search(
+    queries: Float[np.ndarray, "n width"],
+    keys: Vectors,
+    count: int,
+    parallel: ParallelMap,
+    exclusion: QueryExclusion | None = None,
 ) -> tuple[Int[np.ndarray, "n count"], Float[np.ndarray, "n count"]]:
-    """The rows of the `count` nearest keys of every query and their squared distances, nearest first.
+    """Returns the rows of the `count` nearest keys of every query and their squared distances, nearest first.
 
     Where there are fewer, the row is MISSING and the distance infinite.
     """
-    askers = Askers.strangers(len(queries)) if askers is None else askers
+    exclusion = QueryExclusion.nothing(len(queries)) if exclusion is None else exclusion
     rows = np.full((len(queries), count), MISSING, np.int64)
     distances = np.full(rows.shape, np.inf, np.float32)
     for first, last in chunks(0, len(queries), _QUERIES):
         part = np.ascontiguousarray(queries[first:last], np.float32)
-        best = _best(part, keys, count, in_parallel, askers[first:last])
+        best = _topk(part, keys, count, parallel, exclusion[first:last])
         gaps = ((keys.take(best.rows.clip(0)).astype(np.float32) - part[:, None]) ** 2).sum(2)
         gaps[best.rows == MISSING] = np.inf
         order = np.argsort(gaps, axis=1, kind="stable")
@@ -52,22 +43,30 @@ def nearest(
     return rows, distances
 
 
-def _best(queries, keys: Keys, count: int, in_parallel: Map, askers: Askers) -> Best:
+def _topk(queries, keys: Vectors, count: int, parallel: ParallelMap, exclusion: QueryExclusion) -> TopK:
     # Far from the origin, products of vectors lose digits.
     centre = torch.from_numpy(queries).mean(0)
-    asking = torch.from_numpy(queries) - centre
+    centred = torch.from_numpy(queries) - centre
     numbers = np.arange(len(queries), dtype=np.int32)
 
-    def look(task: tuple[int, int]) -> Best:
-        best = Best(askers, count)
+    def scan(task: tuple[int, int]) -> TopK:
+        best = TopK(exclusion, count)
         for block in chunks(*task, _KEYS):
-            theirs = torch.from_numpy(np.asarray(keys.keys(*block))).float() - centre
-            half_norms, about = theirs.square().sum(1) / 2, (keys.labels(*block), keys.documents(*block))
-            for part in chunks(0, len(queries), _AT_ONCE):
-                products = asking[slice(*part)] @ theirs.T
-                best.offer(products, half_norms, block[0], *about, numbers[slice(*part)])
+            block_keys = torch.from_numpy(np.asarray(keys.keys(*block))).float() - centre
+            half_norms = block_keys.square().sum(1) / 2
+            labels, documents = keys.labels(*block), keys.documents(*block)
+            for part in chunks(0, len(queries), _QUERIES_AT_ONCE):
+                products = centred[slice(*part)] @ block_keys.T
+                best.push(
+                    numbers[slice(*part)],
+                    products,
+                    block[0],
+                    half_norms=half_norms,
+                    labels=labels,
+                    documents=documents,
+                )
         return best
 
-    best = Best(askers, count)
-    best.take_in(in_parallel(look, chunks(0, len(keys), _TASK)))
+    best = TopK(exclusion, count)
+    best.merge(parallel(scan, chunks(0, len(keys), _TASK)))
     return best

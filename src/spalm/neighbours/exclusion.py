@@ -1,4 +1,4 @@
-"""What a query must not find: itself, and if asked for its surroundings or its document."""
+"""Self-exclusion: a query must not find itself and, if so set, what is near it or in its document."""
 
 from dataclasses import dataclass
 
@@ -8,52 +8,57 @@ from pydantic import Field
 
 from spalm.settings import Settings
 
-STRANGER = np.iinfo(np.int64).min // 2
-"""In place of the id of a query that is not in the memory, and of its document: far from every id."""
+NOT_AN_ENTRY = np.iinfo(np.int64).min // 2
+"""Stands for the id, and the document, of a query that is not in the memory: far from every real number."""
 
 
 class Exclusion(Settings):
+    """Rule by which the neighbours of a training position leave out its own surroundings."""
+
     window: int = Field(default=0, ge=0)
-    """Entries this near a training position, before and after it, are never its neighbours; 0: only itself."""
+    """Distance in entries within which a training position finds no neighbours, before and after it; 0: only itself."""
     document: bool = False
-    """A training position's neighbours come from other documents only."""
+    """Whether a training position's neighbours come from other documents only."""
 
     def forbids(
         self,
-        own: Int[np.ndarray, "*n"],
-        own_documents: Int[np.ndarray, "*n"],
-        ids: Int[np.ndarray, "*n"],
-        documents: Int[np.ndarray, "*n"],
-    ) -> Bool[np.ndarray, "*n"]:
-        """Elementwise, shapes broadcast: whether the query with the id `own` must not find the entry `ids`."""
-        forbidden = np.abs(ids - own) <= self.window
+        own_ids: Int[np.ndarray, "*#n"],
+        own_documents: Int[np.ndarray, "*#n"],
+        ids: Int[np.ndarray, "*#n"],
+        documents: Int[np.ndarray, "*#n"],
+    ) -> Bool[np.ndarray, "*#n"]:
+        """Returns whether queries with these own ids must not find the entries `ids`; shapes broadcast."""
+        forbidden = np.abs(ids - own_ids) <= self.window
         return forbidden | (documents == own_documents) if self.document else forbidden
 
 
 ONLY_ITSELF = Exclusion()
+"""The weakest rule: a query does not find itself."""
 
 
 @dataclass(frozen=True)
-class Askers:
-    """Who asks: the ids and documents of queries, STRANGER where they are not entries, and what they must not find."""
+class QueryExclusion:
+    """The exclusion of a batch of queries: the rule, and which entry and document each query is."""
 
-    ids: Int[np.ndarray, "n"]
-    documents: Int[np.ndarray, "n"]
-    exclusion: Exclusion
+    own_ids: Int[np.ndarray, "n"]
+    """Entry id of each query; NOT_AN_ENTRY where it has none."""
+    own_documents: Int[np.ndarray, "n"]
+    """Document number of each query; NOT_AN_ENTRY where it has none."""
+    rule: Exclusion
 
     @classmethod
-    def strangers(cls, count: int) -> "Askers":
-        """Queries that may find anything."""
-        return cls(np.full(count, STRANGER), np.full(count, STRANGER), ONLY_ITSELF)
+    def nothing(cls, count: int) -> "QueryExclusion":
+        """Returns the exclusion of `count` queries that may find every entry."""
+        return cls(np.full(count, NOT_AN_ENTRY), np.full(count, NOT_AN_ENTRY), ONLY_ITSELF)
 
     def __len__(self) -> int:
-        return len(self.ids)
+        return len(self.own_ids)
 
-    def __getitem__(self, which: slice | np.ndarray) -> "Askers":
-        return Askers(self.ids[which], self.documents[which], self.exclusion)
+    def __getitem__(self, which: slice | np.ndarray) -> "QueryExclusion":
+        return QueryExclusion(self.own_ids[which], self.own_documents[which], self.rule)
 
-    def forbid(
-        self, query: Int[np.ndarray, "*n"], ids: Int[np.ndarray, "*n"], documents: Int[np.ndarray, "*n"]
-    ) -> Bool[np.ndarray, "*n"]:
-        """Whether the queries with these numbers must not find these entries."""
-        return self.exclusion.forbids(self.ids[query], self.documents[query], ids, documents)
+    def forbids(
+        self, query: Int[np.ndarray, "*#n"], ids: Int[np.ndarray, "*#n"], documents: Int[np.ndarray, "*#n"]
+    ) -> Bool[np.ndarray, "*#n"]:
+        """Returns whether the queries with these numbers must not find these entries."""
+        return self.rule.forbids(self.own_ids[query], self.own_documents[query], ids, documents)

@@ -1,24 +1,31 @@
-"""Compiled loops over scores: each reads a score once, while it is in the cache, where array operations pass over it
-several times. They let other threads run meanwhile.
+"""Compiled loops over scores.
+
+Each loop reads a score once, while it is in the cache; array operations would pass over it several times. The loops
+release Python's lock, so that threads run side by side.
 
 A score is q.k - |k|^2 / 2: it falls as the distance of query q and key k grows.
 """
+
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
 
 import numba
 import numpy as np
 
 from spalm.memory import MISSING
 
+_Parameters = ParamSpec("_Parameters")
+_Result = TypeVar("_Result")
 _TILE = 64
-"""Scores that are compared with the bar at once, before any of them is looked at: most tiles hold nothing new."""
+"""Scores that are compared with the lowest one kept before any of them is looked at: most tiles hold nothing new."""
 
 
-def _compiled(function):
+def _compiled(function: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result]:
     # Infinities are used, so they are not assumed away.
     options = {"nogil": True, "fastmath": {"nnan", "nsz", "reassoc", "contract"}}
     try:
         return numba.njit(function, cache=True, **options)
-    except RuntimeError:  # there is no folder in which to keep it: it is compiled again in every process
+    except RuntimeError:  # no folder for the cache: compiled again in every process
         return numba.njit(function, **options)
 
 
@@ -31,18 +38,18 @@ def _any_above(products, half_norms, bar):
 
 
 @_compiled
-def keep_best(
-    products, half_norms, first, labels, documents, query, own, own_documents, window, by_document, scores, rows
+def update_topk(
+    products, half_norms, first, labels, documents, query, own_ids, own_documents, window, by_document, scores, rows
 ):
-    """Puts keys into the lists of the best of those who ask, unless they must not find them.
+    """Inserts keys into the lists of the best rows of queries, unless a query must not find them.
 
-    `products[i, j]` is that of asker i, the query number query[i], and the key in row first + j, whose half squared
-    norm, label and document are at j of theirs. `own` and `own_documents` are the queries' ids and documents. `scores`
-    and `rows` are the lists, best first, a row for each query.
+    `products[i, j]` is the product of query number query[i] and the key in row first + j, whose half squared norm,
+    label and document are half_norms[j], labels[j] and documents[j]. `own_ids` and `own_documents` are the queries'
+    ids and documents. `scores` and `rows` are the lists, best first, a row for each query.
     """
-    asking, size = products.shape
+    queries, size = products.shape
     last = scores.shape[1] - 1
-    for i in range(asking):
+    for i in range(queries):
         q = query[i]
         bar = scores[q, last]
         for begin in range(0, size, _TILE):
@@ -53,7 +60,7 @@ def keep_best(
                 score = products[i, j] - half_norms[j]
                 if (
                     score <= bar
-                    or abs(labels[j] - own[q]) <= window
+                    or abs(labels[j] - own_ids[q]) <= window
                     or (by_document and documents[j] == own_documents[q])
                 ):
                     continue
@@ -68,7 +75,7 @@ def keep_best(
 
 
 _TO_SINGLE = np.float32(2.0**112)
-"""Between the exponents of half and single precision."""
+"""Factor between the exponents of half and single precision."""
 
 
 @_compiled
@@ -83,25 +90,28 @@ def _squared_gap(half, vector):
 
 @_compiled
 def squared_distances(halves, rows, vectors, out):
-    """out[i, j] is that of vector i and row rows[i, j] of `halves`, float16 as it is stored; infinite for MISSING."""
+    """Writes the squared distance of vector i and row rows[i, j] of `halves` to out[i, j]; infinity for MISSING.
+
+    `halves` is float16, given by its bits.
+    """
     for i in range(rows.shape[0]):
         for j in range(rows.shape[1]):
             out[i, j] = np.inf if rows[i, j] == MISSING else _squared_gap(halves[rows[i, j]], vectors[i])
 
 
 @_compiled
-def above(products, half_norms, bars):
-    """(i, j) of every score above the bar of its asker i."""
-    asking, size = products.shape
+def scores_above(products, half_norms, thresholds):
+    """Returns (i, j) of every score above the threshold of its query i."""
+    queries, size = products.shape
     count = 0
-    for i in range(asking):
+    for i in range(queries):
         for j in range(size):
-            count += products[i, j] - half_norms[j] > bars[i]
+            count += products[i, j] - half_norms[j] > thresholds[i]
     found = np.empty((2, count), np.int64)
     count = 0
-    for i in range(asking):
+    for i in range(queries):
         for j in range(size):
-            if products[i, j] - half_norms[j] > bars[i]:
+            if products[i, j] - half_norms[j] > thresholds[i]:
                 found[0, count], found[1, count] = i, j
                 count += 1
     return found
@@ -109,7 +119,10 @@ def above(products, half_norms, bars):
 
 @_compiled
 def borders_within(margins, limits, near, first):
-    """(query, partition, margin) of every border within the limit of its query; `first` is the number of the first."""
+    """Returns (query, partition, margin) of every border within the limit of its query.
+
+    Queries are numbered from `first` on; `near` are the partitions behind the borders.
+    """
     queries, borders = margins.shape
     count = 0
     for i in range(queries):
@@ -126,8 +139,8 @@ def borders_within(margins, limits, near, first):
 
 
 @_compiled
-def order_of(numbers, count):
-    """The order that sorts numbers below `count`, equals as they stand."""
+def counting_sort_order(numbers, count):
+    """Returns the order that sorts numbers below `count` and keeps equal ones in their order."""
     places = np.zeros(count + 1, np.int64)
     for number in numbers:
         places[number + 1] += 1

@@ -1,8 +1,8 @@
 """Partitions of the keys: two levels of k-means in a space of fewer dimensions, and which partitions lie near which.
 
-A key belongs to the partition whose centre is nearest. Centres are found in two levels, groups and the partitions of
+A key belongs to the partition whose centre is nearest. There are two levels of centres, groups and the partitions of
 a group, so neither learning nor assigning ever compares a key with all centres. Partitions are numbered group after
-group: those with near numbers lie near each other.
+group: partitions with near numbers lie near each other.
 """
 
 from collections.abc import Callable
@@ -19,40 +19,43 @@ from torch import Tensor
 from spalm.artifact import write_atomically
 from spalm.console import bar
 from spalm.memory import principal_axes
-from spalm.neighbours.vectors import Vectors, sample
-from spalm.neighbours.workers import Map
+from spalm.neighbours.parallel import ParallelMap
+from spalm.neighbours.vectors import Vectors, sample_vectors
 
 BEAM = 3
-"""Groups whose partitions a key is compared with."""
+"""Nearest groups with whose partitions a key is compared."""
 NEAR = 256
-"""Partitions known to lie near each one: as many as a query may look into besides its own."""
+"""Nearest other partitions stored for each partition: as many as a query may visit besides its own."""
 POINTS = 32
-"""Sampled keys for each partition to be learned."""
+"""Sampled keys per partition from which the centres are learned."""
 _ENERGY = 0.95
-"""Share of the keys' variance that the dimensions for the scan must hold."""
+"""Share of the keys' variance that the scanned dimensions must hold."""
 _STEP = 32
-"""Widths of the scan are multiples of this."""
+"""Multiple to which the number of scanned dimensions is rounded up."""
 _AT_ONCE = 1024
 """Keys that are projected at a time."""
 
 
 @dataclass(frozen=True)
-class Space:
-    """Where partitions live and scans are made: the keys' principal axes, as many as matter."""
+class ScanSpace:
+    """The space in which keys are partitioned and scanned: their first principal axes, as many as matter."""
 
     mean: Float[np.ndarray, "full"]
     rotation: Float[np.ndarray, "full width"]
-    """Orthonormal columns, so a distance in the space is never longer than the whole one; empty: all is kept."""
+    """Orthonormal columns, so no distance in this space exceeds that of the whole keys; empty: all dimensions stay."""
 
     @property
     def width(self) -> int:
+        """Number of dimensions."""
         return self.rotation.shape[1] or len(self.mean)
 
     @property
     def reduced(self) -> bool:
+        """Whether it has fewer dimensions than the keys."""
         return self.width < len(self.mean)
 
-    def project(self, keys: np.ndarray) -> Float[Tensor, "n width"]:
+    def project(self, keys: Float[np.ndarray, "n full"]) -> Float[Tensor, "n width"]:
+        """Returns keys in this space, in single precision."""
         vectors = torch.from_numpy(np.asarray(keys))
         if self.reduced:
             rotation = torch.from_numpy(self.rotation)
@@ -64,23 +67,26 @@ class Space:
 
 @dataclass(frozen=True)
 class Partitions:
-    space: Space
+    """The centres of all partitions, by groups."""
+
+    space: ScanSpace
     groups: Float[np.ndarray, "groups reduced"]
     bounds: Int[np.ndarray, "groups+1"]
-    """Partitions of group g: from bounds[g] to bounds[g + 1]."""
+    """Group g has the partitions bounds[g] to bounds[g + 1] - 1."""
     centres: Float[np.ndarray, "partitions reduced"]
     near: Int[np.ndarray, "partitions near"]
-    """The nearest other partitions of each."""
+    """The nearest other partitions of each, nearest first."""
 
     def __len__(self) -> int:
         return len(self.centres)
 
     @property
     def group_of_each(self) -> Int[np.ndarray, "partitions"]:
+        """The group of each partition."""
         return np.repeat(np.arange(len(self.groups)), np.diff(self.bounds))
 
     def assign(self, vectors: Float[np.ndarray, "n width"]) -> Int[np.ndarray, "n"]:
-        """The nearest partition of each vector, looked for in the BEAM nearest groups."""
+        """Returns the nearest partition of each vector, looked for in the BEAM nearest groups."""
         beam = min(BEAM, len(self.groups))
         _, groups = faiss.knn(vectors, self.groups, beam)
         order = np.argsort(groups.ravel(), kind="stable")
@@ -96,34 +102,39 @@ class Partitions:
         return found
 
     def save(self, path: Path) -> None:
+        """Writes all arrays to one safetensors file."""
         arrays = {**vars(self.space), **{name: array for name, array in vars(self).items() if name != "space"}}
         write_atomically(path, save({name: np.ascontiguousarray(array) for name, array in arrays.items()}))
 
     @classmethod
     def load(cls, path: Path) -> "Partitions":
+        """Reads what `save` has written."""
         arrays = load(path.read_bytes())
-        return cls(Space(arrays.pop("mean"), arrays.pop("rotation")), **arrays)
+        return cls(ScanSpace(arrays.pop("mean"), arrays.pop("rotation")), **arrays)
 
 
 def partition_size(keys: int, neighbours: int) -> int:
-    """Keys of a partition: more of them in a larger memory, so that partitions do not become too many."""
+    """Returns the number of keys in a partition, which grows with the memory: else partitions would become too many."""
     return max(2 * neighbours, round(384 * max(1.0, keys / 1e6) ** 0.25))
 
 
-def partition(
-    vectors: Vectors, count: int, seed: int, most_points: Callable[[int], int], in_parallel: Map
+def learn_partitions(
+    vectors: Vectors, count: int, seed: int, most_points: Callable[[int], int], parallel: ParallelMap
 ) -> Partitions:
-    """About `count` partitions of `vectors`, from samples; `most_points`: how large one may be, by its width."""
+    """Returns about `count` partitions of `vectors`, learned from samples of them.
+
+    `most_points` returns the largest sample that is allowed for vectors of a given width.
+    """
     with bar(f"learn {count:,} partitions", None):
-        space = learn_space(sample(vectors, 1 << 16, [seed, 0]))
-        points = sample(vectors, min(POINTS * count, most_points(space.width)), [seed, 1], space.project)
-        return learn_partitions(points, space, count, seed, in_parallel)
+        space = learn_space(sample_vectors(vectors, 1 << 16, [seed, 0]))
+        points = sample_vectors(vectors, min(POINTS * count, most_points(space.width)), [seed, 1], space.project)
+        return partition_points(points, space, count, seed, parallel)
 
 
-def learn_space(keys: Float[np.ndarray, "n full"], width: int | None = None) -> Space:
-    """The principal axes of the keys: `width` of them, by default as many as hold _ENERGY of the variance.
+def learn_space(keys: Float[np.ndarray, "n full"], width: int | None = None) -> ScanSpace:
+    """Returns the space of the first `width` principal axes; default: as many as hold _ENERGY of the variance.
 
-    Where that would save less than half of the work, nothing is left out.
+    Where that would save less than half of the work, no dimension is left out.
     """
     axes = principal_axes(keys)
     full = len(axes.mean)
@@ -134,13 +145,13 @@ def learn_space(keys: Float[np.ndarray, "n full"], width: int | None = None) -> 
     rotation = axes.directions[:, :width] if width < full else axes.directions[:, :0]
     # Far from the origin, products of vectors lose digits; near it, whole keys need not be shifted.
     mean = axes.mean if width < full or axes.mean @ axes.mean > axes.variance else np.zeros_like(axes.mean)
-    return Space(mean, np.ascontiguousarray(rotation))
+    return ScanSpace(mean, np.ascontiguousarray(rotation))
 
 
-def learn_partitions(
-    points: Float[np.ndarray, "n width"], space: Space, count: int, seed: int, in_parallel: Map
+def partition_points(
+    points: Float[np.ndarray, "n width"], space: ScanSpace, count: int, seed: int, parallel: ParallelMap
 ) -> Partitions:
-    """About `count` partitions, from a sample of the keys in `space`."""
+    """Returns about `count` partitions of sampled keys, which are given in `space`."""
     groups = _centres(points[: 256 * round(count**0.5)], round(count**0.5), seed)
     member = faiss.knn(points, groups, 1)[1][:, 0]
 
@@ -149,7 +160,7 @@ def learn_partitions(
         share = max(1, round(count * len(own) / len(points)))
         return _centres(own, share, seed) if len(own) else groups[group : group + 1]
 
-    parts = in_parallel(split, range(len(groups)))
+    parts = parallel(split, range(len(groups)))
     centres = np.concatenate(parts)
     nearest = faiss.knn(centres, centres, min(NEAR, len(centres) - 1) + 1)[1]
     bounds = np.cumsum([0, *map(len, parts)])
@@ -166,11 +177,12 @@ def _centres(points: Float[np.ndarray, "n width"], count: int, seed: int) -> Flo
         max_points_per_centroid=256,
     )
     means.train(np.ascontiguousarray(points))
+    assert means.centroids is not None
     return means.centroids
 
 
-def _without_itself(nearest: Int[np.ndarray, "n k+1"]) -> Int[np.ndarray, "n k"]:
-    """Each row without its own number, or without its last if that is not among them (centres that coincide)."""
+def _without_itself(nearest: Int[np.ndarray, "n found"]) -> Int[np.ndarray, "n near"]:
+    """Returns each row without its own number, or without its last if its own is missing (centres that coincide)."""
     own = nearest == np.arange(len(nearest))[:, None]
     own[~own.any(1), -1] = True
     return nearest[~own].reshape(len(nearest), -1)

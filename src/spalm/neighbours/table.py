@@ -1,4 +1,4 @@
-"""The table of neighbours: for every position of a split, ids of entries and their squared distances, nearest first."""
+"""The neighbour table: for every position of a split, ids of entries and their squared distances, nearest first."""
 
 from pathlib import Path
 
@@ -8,19 +8,19 @@ from jaxtyping import Bool, Float, Int
 from spalm.artifact import Artifact
 from spalm.corpus import Split
 from spalm.errors import InputError
-from spalm.memory import Entries, Memory
-from spalm.neighbours.kernels import MISSING
+from spalm.memory import MISSING, Entries, Memory
 
 KIND = "neighbours"
 VERSION = 1
 
 
 def id_dtype(last: int) -> str:
+    """Returns the type in which entry ids up to `last` are stored."""
     return "<i4" if last < 1 << 31 else "<i8"
 
 
 class NeighbourTable(Artifact):
-    """A finished table. Reading it needs the memory: entries forgotten since are not handed out."""
+    """A finished neighbour table. Reading it needs the memory: entries forgotten since are left out."""
 
     def __init__(self, directory: Path | str, memory: Memory):
         super().__init__(directory, KIND)
@@ -32,30 +32,31 @@ class NeighbourTable(Artifact):
             )
 
     def recall(self, split: Split) -> float:
+        """Returns the recall that was measured on a sample of the split's positions."""
         return self.facts["splits"][split]["recall"]
 
     def read(
         self, split: Split, positions: Int[np.ndarray, "n"]
     ) -> tuple[Int[np.ndarray, "n count"], Float[np.ndarray, "n count"]]:
-        """(ids, squared distances) of positions; where there is no neighbour, MISSING and infinity."""
+        """Returns ids and squared distances; MISSING and infinity where there is no neighbour."""
         ids = self.array(f"{split}.ids")[positions].astype(np.int64)
         distances = self.array(f"{split}.distances")[positions]
-        return without_the_forgotten(ids, distances, self.memory.entries())
+        return drop_forgotten(ids, distances, self.memory.entries())
 
 
-def without_the_forgotten(
+def drop_forgotten(
     ids: Int[np.ndarray, "n count"], distances: Float[np.ndarray, "n count"], entries: Entries
 ) -> tuple[Int[np.ndarray, "n count"], Float[np.ndarray, "n count"]]:
-    """The neighbours that are alive, moved to the front."""
-    return without(ids, distances, entries.rows(ids) < 0)
+    """Returns the neighbours that are still in the memory, moved to the front."""
+    return drop_neighbours(ids, distances, entries.rows(ids) < 0)
 
 
-def without(
-    ids: Int[np.ndarray, "n count"], distances: Float[np.ndarray, "n count"], dead: Bool[np.ndarray, "n count"]
+def drop_neighbours(
+    ids: Int[np.ndarray, "n count"], distances: Float[np.ndarray, "n count"], dropped: Bool[np.ndarray, "n count"]
 ) -> tuple[Int[np.ndarray, "n count"], Float[np.ndarray, "n count"]]:
-    """The neighbours that are not dead, moved to the front."""
-    if not dead.any():
+    """Returns the neighbours that are not dropped, moved to the front."""
+    if not dropped.any():
         return ids, distances
-    order = np.argsort(dead, axis=1, kind="stable")
-    ids, distances = np.where(dead, MISSING, ids), np.where(dead, np.float32(np.inf), distances)
+    order = np.argsort(dropped, axis=1, kind="stable")
+    ids, distances = np.where(dropped, MISSING, ids), np.where(dropped, np.float32(np.inf), distances)
     return np.take_along_axis(ids, order, 1), np.take_along_axis(distances, order, 1)

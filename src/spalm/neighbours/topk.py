@@ -1,49 +1,54 @@
-"""The best few rows of every query, kept while keys are shown to them. A score is better when it is higher."""
+"""The K best rows of every query, updated as blocks of keys are scored. A higher score is better."""
 
 import numpy as np
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from spalm.neighbours.exclusion import Askers
-from spalm.neighbours.kernels import MISSING, keep_best
+from spalm.memory import MISSING
+from spalm.neighbours.exclusion import QueryExclusion
+from spalm.neighbours.kernels import update_topk
 
 
-class Best:
+class TopK:
     """For each query, the `count` rows with the highest scores so far, best first."""
 
-    def __init__(self, askers: Askers, count: int):
-        self.askers, self.count = askers, count
-        self.scores = np.full((len(askers), count), -np.inf, np.float32)
-        self.rows = np.full((len(askers), count), MISSING, np.int64)
+    def __init__(self, exclusion: QueryExclusion, count: int):
+        self.exclusion, self.count = exclusion, count
+        self.scores = np.full((len(exclusion), count), -np.inf, np.float32)
+        self.rows = np.full((len(exclusion), count), MISSING, np.int64)
 
-    def offer(
+    def push(
         self,
-        products: Float[Tensor, "asking keys"],
+        query: Int[np.ndarray, "queries"],
+        products: Float[Tensor, "queries keys"],
+        first_row: int,
+        *,
         half_norms: Float[Tensor, "keys"],
-        first: int,
         labels: Int[np.ndarray, "keys"],
         documents: Int[np.ndarray, "keys"],
-        query: Int[np.ndarray, "asking"],
     ) -> None:
-        """Shows the keys in the rows from `first` on to the queries with the numbers `query`, to each of them once."""
-        askers = self.askers
-        keep_best(
+        """Scores the keys in the rows from `first_row` on for the queries with the numbers `query`.
+
+        A query may be shown a key only once.
+        """
+        exclusion = self.exclusion
+        update_topk(
             products.numpy(),
             half_norms.numpy(),
-            first,
+            first_row,
             labels,
             documents,
             query,
-            askers.ids,
-            askers.documents,
-            askers.exclusion.window,
-            askers.exclusion.document,
+            exclusion.own_ids,
+            exclusion.own_documents,
+            exclusion.rule.window,
+            exclusion.rule.document,
             self.scores,
             self.rows,
         )
 
-    def take_in(self, others: list["Best"]) -> None:
-        """Becomes the best of itself and of others that were shown other keys."""
+    def merge(self, others: list["TopK"]) -> None:
+        """Keeps the best rows of itself and of others that have scored other keys for the same queries."""
         scores = np.concatenate([each.scores for each in (self, *others)], axis=1)
         rows = np.concatenate([each.rows for each in (self, *others)], axis=1)
         order = np.argsort(-scores, axis=1, kind="stable")[:, : self.count]

@@ -1,4 +1,4 @@
-"""Vectors in numbers that memory need not hold: what can be asked of them, and samples."""
+"""Key vectors that need not fit into RAM: the interface to them, and random samples of them."""
 
 from collections.abc import Callable
 from typing import Protocol
@@ -9,33 +9,44 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 _RUN = 64
-"""They are sampled in runs of so many neighbouring rows."""
+"""Consecutive rows that are sampled together."""
 
 
 class Vectors(Protocol):
-    """The entries of a memory, or the queries of a split."""
+    """Key vectors with their labels and documents: the entries of a memory, or the queries of a split."""
 
-    width: int
+    @property
+    def width(self) -> int:
+        """Dimensions of a key."""
+        ...
 
     def __len__(self) -> int: ...
 
-    def keys(self, start: int, stop: int) -> Float[np.ndarray, "rows width"]: ...
+    def keys(self, start: int, stop: int) -> Float[np.ndarray, "rows width"]:
+        """Returns the keys of consecutive rows."""
+        ...
+
+    def take(self, rows: Int[np.ndarray, "*n"]) -> Float[np.ndarray, "*n width"]:
+        """Returns the keys of any rows."""
+        ...
 
     def labels(self, start: int, stop: int) -> Int[np.ndarray, "rows"]:
-        """Ids of entries, or positions of queries."""
+        """Returns the ids of entries, or the positions of queries."""
+        ...
 
     def documents(self, start: int, stop: int) -> Int[np.ndarray, "rows"]:
-        """A number for the document of each row, the same for entries and queries; -1 where there is none."""
+        """Returns the document number of each row, MISSING where it has none; entries and queries share the numbers."""
+        ...
 
 
-def sample(
-    vectors: Vectors, count: int, seed: list[int], change: Callable[[np.ndarray], Tensor] = torch.from_numpy
+def sample_vectors(
+    vectors: Vectors, count: int, seed: list[int], transform: Callable[[np.ndarray], Tensor] = torch.from_numpy
 ) -> Float[np.ndarray, "about_count width"]:
-    """About `count` of them from runs all over, each run changed as it is read, in random order."""
+    """Returns about `count` keys, from runs of rows all over, in random order, each run transformed as it is read."""
     random = np.random.default_rng(seed)
     runs = len(vectors) // _RUN
     chosen = np.sort(random.choice(runs, min(runs, -(-count // _RUN)), replace=False)) * _RUN
-    parts = [change(vectors.keys(start, start + _RUN)).numpy() for start in chosen]
-    rest = change(vectors.keys(runs * _RUN, len(vectors))).numpy()
+    parts = [transform(vectors.keys(start, start + _RUN)).numpy() for start in chosen]
+    rest = transform(vectors.keys(runs * _RUN, len(vectors))).numpy()
     found = np.concatenate([*parts, rest])
     return found[random.permutation(len(found))]

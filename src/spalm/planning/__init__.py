@@ -1,12 +1,16 @@
-"""planning"""
+"""Recipe, number of tokens and machines -> what a memory will cost, stage by stage, before it is made."""
 
-from spalm.planning.plan import Cluster, Wanted, parse_count, plan
-from spalm.planning.table import print_plan
+from spalm.planning.display import print_plan
+from spalm.planning.plan import plan_memory
+from spalm.planning.planned_memory import Cluster, PlannedMemory
+from spalm.planning.units import format_bytes, format_count, parse_count
 
 __all__ = [
     "Cluster",
-    "Wanted",
+    "PlannedMemory",
+    "format_bytes",
+    "format_count",
     "parse_count",
-    "plan",
+    "plan_memory",
     "print_plan",
 ]

@@ -113,7 +113,7 @@ class Run:
         self.network(KEY_NETWORK)  # all ranks train it, the first alone searches
 
         def find() -> NeighbourTable:
-            return find_neighbours(self.memory, self.encoder, self.corpus, settings, where, self.execution)
+            return find_neighbours(self.memory, self.encoder, self.corpus, settings, where, execution=self.execution)
 
         return self._on_first_rank(find, lambda: NeighbourTable(where, Memory(self.directory / "memory")))
 

@@ -13,8 +13,7 @@ from torch import Tensor
 from spalm.corpus import Split
 from spalm.errors import InputError
 from spalm.memory import Entries
-from spalm.neighbours import MISSING, NeighbourTable
-from spalm.neighbours.table import without_the_forgotten
+from spalm.neighbours import MISSING, NeighbourTable, drop_forgotten
 
 
 @dataclass(frozen=True)
@@ -104,6 +103,6 @@ class Retriever:
         """Returns the neighbours of some positions, without documents that were forgotten."""
         flat = positions.reshape(-1)
         ids, distances = self._ids[flat].astype(np.int64), self._distances[flat]
-        ids, distances = without_the_forgotten(ids, distances, self._entries)
+        ids, distances = drop_forgotten(ids, distances, self._entries)
         shape = (*positions.shape, ids.shape[1])
         return Retrieved.from_ids(ids.reshape(shape), distances.reshape(shape), self._entries)

@@ -8,7 +8,7 @@ import numpy as np
 from spalm.compute import half_of_machine_ram
 from spalm.errors import InputError
 from spalm.memory import Memory
-from spalm.neighbours import Exclusion, Kind, Searcher, make_searcher, open_searcher
+from spalm.neighbours import Exclusion, IndexKind, IndexSettings, Searcher, make_searcher, open_searcher
 from spalm.semiparametric.retrieval import Retrieved
 
 _RECALL, _JUDGED = 0.95, 64
@@ -43,9 +43,9 @@ class Search:
             self.searcher.search(
                 keys[start : start + _QUERIES].astype(np.float32),
                 self.count,
-                None if own is None else own[start : start + _QUERIES],
-                exclusion,
-                self.below,
+                own=None if own is None else own[start : start + _QUERIES],
+                exclusion=exclusion,
+                below=self.below,
             )
             for start in range(0, len(keys), _QUERIES)
         ]
@@ -62,12 +62,13 @@ def open_search(memory: Memory, directory: Path, count: int) -> Search:
         searcher = open_searcher(memory, directory)[0]
     except InputError:
         kind = _kind_for(len(memory.entries()), memory.width)
-        searcher = make_searcher(memory, kind, directory, _RECALL, min(count, _JUDGED), seed=1)[0]
+        settings = IndexSettings(kind, _RECALL, min(count, _JUDGED), seed=1)
+        searcher = make_searcher(memory, directory, settings)[0]
     searcher.catch_up()
     return Search(searcher, count)
 
 
-def _kind_for(entries: int, width: int) -> Kind:
+def _kind_for(entries: int, width: int) -> IndexKind:
     if entries <= _FEW:
         return "exact"
     return "faiss" if entries * (width + 8) < half_of_machine_ram() else "disk"

@@ -9,15 +9,15 @@ import pytest
 from spalm.compute import LOCAL
 from spalm.errors import InputError
 from spalm.memory import remember, source_of_text
-from spalm.neighbours import MISSING, make_searcher, nearest, open_searcher
+from spalm.neighbours import MISSING, IndexSettings, exact_search, make_searcher, open_searcher, serial_map
 from spalm.neighbours.index import ivf, on_disk
-from spalm.neighbours.index.on_disk import OnDisk
-from spalm.neighbours.workers import in_turn
+from spalm.neighbours.index.on_disk import OnDiskIndex
 from support.arrays import Array
 from support.stub_memory import StubEncoder, new_memory, random_texts, stream
 
 ENCODER = StubEncoder()
 COUNT = 3001
+SETTINGS = IndexSettings("disk", recall=0.95, neighbours=4, seed=1)
 
 
 @pytest.fixture(autouse=True)
@@ -36,12 +36,12 @@ def keys():
     return Array(found, ids=np.arange(COUNT) * 3 + 7)
 
 
-def built(keys, folder, engine=LOCAL) -> OnDisk:
+def built(keys, folder, engine=LOCAL) -> OnDiskIndex:
     folder.mkdir(exist_ok=True)
-    return OnDisk.build(keys, 1, folder, engine)
+    return OnDiskIndex.build(keys, 1, folder, engine)
 
 
-def lists_of(index: OnDisk) -> dict[int, np.ndarray]:
+def lists_of(index: OnDiskIndex) -> dict[int, np.ndarray]:
     lists = index._index.invlists
     return {
         number: faiss.rev_swig_ptr(lists.get_ids(number), lists.list_size(number)).copy()
@@ -129,13 +129,13 @@ def add(memory, texts):
 
 
 def test_a_folder_can_be_moved(memory, tmp_path, capfd):
-    searcher, described = make_searcher(memory, "disk", tmp_path / "index", 0.95, 4, 1)
+    searcher, description = make_searcher(memory, tmp_path / "index", SETTINGS)
     queries = memory.entries().keys(0, 9).astype(np.float32)
     expected = searcher.search(queries, 3)
     assert not list((tmp_path / "index").glob("work-*"))
     shutil.move(tmp_path / "index", tmp_path / "elsewhere")
     moved, again = open_searcher(memory, tmp_path / "elsewhere")
-    assert again == described
+    assert again == description
     for one, other in zip(moved.search(queries, 3), expected):
         np.testing.assert_array_equal(one, other)
     assert capfd.readouterr().out == ""
@@ -143,10 +143,10 @@ def test_a_folder_can_be_moved(memory, tmp_path, capfd):
 
 def test_unfinished_work_for_another_state_of_the_memory_is_dropped(memory, tmp_path):
     with pytest.raises(Stopped):
-        make_searcher(memory, "disk", tmp_path / "index", 0.95, 4, 1, Stopping(1))
+        make_searcher(memory, tmp_path / "index", SETTINGS, Stopping(1))
     (before,) = (tmp_path / "index").glob("work-*")
     add(memory, {"new": [3, 4, 5] * 20})
-    searcher, _ = make_searcher(memory, "disk", tmp_path / "index", 0.95, 4, 1)
+    searcher, _ = make_searcher(memory, tmp_path / "index", SETTINGS)
     assert not before.exists()
     new = memory.entries().keys(len(memory.entries()) - 2, len(memory.entries())).astype(np.float32)
     assert (searcher.search(new, 1)[1] < 1e-6).all()
@@ -155,7 +155,7 @@ def test_unfinished_work_for_another_state_of_the_memory_is_dropped(memory, tmp_
 @pytest.mark.parametrize("name", ["lists", "index", "partitions.safetensors"])
 def test_a_damaged_index_is_told(memory, tmp_path, name):
     """A mapped file that ends too early would end the process."""
-    make_searcher(memory, "disk", tmp_path / "index", 0.95, 4, 1)
+    make_searcher(memory, tmp_path / "index", SETTINGS)
     path = tmp_path / "index" / name
     path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(InputError, match="is damaged; make the index again"):
@@ -165,14 +165,14 @@ def test_a_damaged_index_is_told(memory, tmp_path, name):
 def test_a_full_disk_is_told_before_it_is_full(memory, tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(1, 1, 0))
     with pytest.raises(InputError, match="GB free, the index needs up to"):
-        make_searcher(memory, "disk", tmp_path / "index", 0.95, 4, 1)
+        make_searcher(memory, tmp_path / "index", SETTINGS)
 
 
 def test_of_a_single_entry_there_is_an_index_too(tmp_path):
     memory = new_memory(tmp_path / "memory", ENCODER)
     add(memory, {"a": [3]})
-    searcher, described = make_searcher(memory, "disk", tmp_path / "index", 0.95, 4, 1)
-    assert described.recall is None
+    searcher, description = make_searcher(memory, tmp_path / "index", SETTINGS)
+    assert description.recall is None
     assert searcher.search(memory.entries().keys(0, 1).astype(np.float32), 2)[0].tolist() == [[0, MISSING]]
 
 
@@ -180,14 +180,14 @@ def test_what_was_forgotten_does_not_crowd_out_what_is_alive(tmp_path):
     """The lists on disk keep the dead, and what was added later proposes too few: neither ends the search too early."""
     memory = new_memory(tmp_path / "memory", ENCODER)
     add(memory, {"bad": [5] * 400, "good": list(range(20, 40)) * 5})
-    searcher, _ = make_searcher(memory, "disk", tmp_path / "index", 0.95, 4, 1)
+    searcher, _ = make_searcher(memory, tmp_path / "index", SETTINGS)
     searcher.index.effort = searcher.index.most_effort
     query = memory.entries().keys(10, 11).astype(np.float32)
     memory.forget(["bad"])
     add(memory, {"new": [48, 49]})
     searcher.catch_up()
     entries = memory.entries()
-    _, true = nearest(query, entries, 3, in_turn)
+    _, true = exact_search(query, entries, 3, serial_map)
     np.testing.assert_allclose(searcher.search(query, 3)[1], true, rtol=1e-3)
 
 
@@ -197,6 +197,6 @@ def test_what_the_library_cannot_write_is_one_line(memory, tmp_path, monkeypatch
 
     monkeypatch.setattr(faiss.OnDiskInvertedLists, "merge_from_multiple", fail)
     with pytest.raises(OSError, match=r"the index could not be made \(could not resize: No space left on device\)"):
-        make_searcher(memory, "disk", tmp_path / "index", 0.95, 4, 1)
+        make_searcher(memory, tmp_path / "index", SETTINGS)
     monkeypatch.undo()
-    make_searcher(memory, "disk", tmp_path / "index", 0.95, 4, 1)
+    make_searcher(memory, tmp_path / "index", SETTINGS)

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from spalm.errors import InputError
 from spalm.memory import remember, source_of_text
-from spalm.neighbours import MISSING, Exclusion, Searcher, make_searcher, open_searcher
-from spalm.neighbours.index.contract import build_index
+from spalm.neighbours import MISSING, Exclusion, IndexSettings, Searcher, make_searcher, open_searcher
+from spalm.neighbours.index.kinds import build_index
 from support.stub_memory import StubEncoder, new_memory, random_texts, stream
 
 ENCODER = StubEncoder()
@@ -58,12 +58,12 @@ def kinds():
 
 @pytest.mark.parametrize("kind", kinds())
 def test_every_kind_builds_saves_loads_grows_and_forgets(memory, tmp_path, kind):
-    searcher, described = make_searcher(memory, kind, tmp_path / "index", 0.95, 4, 1)
-    assert described.recall >= 0.95
+    searcher, description = make_searcher(memory, tmp_path / "index", IndexSettings(kind, 0.95, 4, 1))
+    assert description.recall >= 0.95
     queries = memory.entries().keys(0, 30).astype(np.float32) + 0.01
     before = searcher.search(queries, 5)
     reopened, again = open_searcher(memory, tmp_path / "index")
-    assert again == described
+    assert again == description
     np.testing.assert_array_equal(reopened.search(queries, 5)[1], before[1])
     memory.forget(["text-3", "text-4"])
     add(memory, {"new": [7, 8, 9, 7]})
@@ -109,7 +109,7 @@ def test_unsorted_repeated_and_dead_proposals_do_no_harm(memory, exclusion):
     entries = memory.entries()
     rows = np.arange(0, len(entries), 17)
     own, queries = entries.ids(rows), entries.take(rows).astype(np.float32)
-    ids, distances = searcher.search(queries, 4, own, exclusion)
+    ids, distances = searcher.search(queries, 4, own=own, exclusion=exclusion)
     np.testing.assert_allclose(distances, truth(memory, queries, 4, own, exclusion), rtol=1e-3, atol=1e-3)
     assert (ids != own[:, None]).all()
     assert all(len(set(row)) == 4 for row in ids.tolist())
@@ -130,7 +130,7 @@ def test_an_index_whose_nearest_are_all_dead_is_asked_for_more(tmp_path):
 
 
 def test_an_index_of_other_keys_is_refused(memory, tmp_path):
-    make_searcher(memory, "exact", tmp_path / "index", 0.95, 4, 1)
+    make_searcher(memory, tmp_path / "index", IndexSettings("exact", 0.95, 4, 1))
     other = new_memory(tmp_path / "other", StubEncoder("another"))
     with pytest.raises(InputError, match="index of other keys"):
         open_searcher(other, tmp_path / "index")

@@ -3,29 +3,34 @@
 import numpy as np
 import pytest
 
-from spalm.neighbours import MISSING, Exclusion
-from spalm.neighbours.join.join import Join, Plan, Queries
-from spalm.neighbours.join.layout import put_in_order
-from spalm.neighbours.join.tuning import Judge, tune
+from spalm.neighbours import MISSING, Exclusion, serial_map
+from spalm.neighbours.join.join import Join, JoinPlan, JoinQueries, JoinTask
+from spalm.neighbours.join.layout import PartitionedVectors, partition_on_disk
+from spalm.neighbours.join.tuning import RecallSample, tune_join
 from spalm.neighbours.kernels import squared_distances
-from spalm.neighbours.partitions import NEAR, Partitions, learn_partitions, learn_space
-from spalm.neighbours.workers import in_turn
+from spalm.neighbours.parallel import Workers
+from spalm.neighbours.partitions import NEAR, Partitions, learn_space, partition_points
 from support.arrays import Array, brute_force, clustered
 
 COUNT = 3
-EVERYWHERE = Plan(COUNT, 16, NEAR, 1e9)
+EVERYWHERE = JoinPlan(COUNT, 16, NEAR, 1e9)
 
 
 def ordered(keys: Array, folder, partitions: int = 12, width: int | None = None, block: int = 100, like=None):
     sample = keys.keys(0, len(keys)).astype(np.float32)
     if like is None:
         space = learn_space(sample, width)
-        like = learn_partitions(space.project(sample).numpy(), space, partitions, 1, in_turn)
-    return put_in_order(keys, like, folder, block, in_turn)
+        like = partition_points(space.project(sample).numpy(), space, partitions, 1, serial_map)
+    return partition_on_disk(keys, like, folder, block=block, workers=Workers())
+
+
+def task(keys: PartitionedVectors, count: int, exclusion: Exclusion = Exclusion(), first_id: int = 0) -> JoinTask:  # noqa: B008
+    """The neighbours of `count` of the keys themselves."""
+    return JoinTask(keys, JoinQueries(keys, first_id, count), COUNT, exclusion)
 
 
 def distances_of(join: Join, keys: Array):
-    positions, found = join.block(0, len(join.queries.ordered))
+    positions, found = join.block(0, len(join.queries.vectors))
     order = np.argsort(positions)
     ids = found.ids[order]
     rows = np.array([[keys._ids.tolist().index(id) if id != MISSING else -1 for id in row] for row in ids.tolist()])
@@ -38,7 +43,7 @@ def distances_of(join: Join, keys: Array):
 def test_looking_everywhere_is_exact(tmp_path, exclusion, width):
     keys = Array(clustered(601, 11, 0))
     own = ordered(keys, tmp_path, width=width)
-    join = Join(own, Queries(own, 0, 601), Plan(COUNT, 64, NEAR, 1e9), exclusion)
+    join = Join(task(own, 601, exclusion), JoinPlan(COUNT, 64, NEAR, 1e9))
     positions, ids, distances = distances_of(join, keys)
     np.testing.assert_array_equal(positions, np.arange(601))
     expected = brute_force(keys, keys, COUNT, exclusion)
@@ -58,7 +63,7 @@ def test_a_key_never_finds_itself_among_its_duplicates(tmp_path, copies):
     """All copies are equally near, the query itself among them: only its id tells it apart."""
     keys = Array(np.repeat(clustered(600 // copies, 7, 0), copies, axis=0))
     own = ordered(keys, tmp_path, partitions=5)
-    _, ids, distances = distances_of(Join(own, Queries(own, 0, 600), EVERYWHERE, Exclusion()), keys)
+    _, ids, distances = distances_of(Join(task(own, 600), EVERYWHERE), keys)
     assert (ids != np.arange(600)[:, None]).all()
     assert (ids != MISSING).all()
     assert (distances[:, : min(copies - 1, COUNT)] == 0).all()
@@ -68,7 +73,7 @@ def test_queries_that_are_not_entries_find_everything(tmp_path):
     keys, queries = Array(clustered(500, 11, 0)), Array(clustered(90, 11, 5))
     own = ordered(keys, tmp_path / "keys")
     other = ordered(queries, tmp_path / "queries", like=own.partitions)
-    join = Join(own, Queries(other, None, 90), EVERYWHERE, Exclusion(document=True, window=9))
+    join = Join(JoinTask(own, JoinQueries(other, None, 90), COUNT, Exclusion(document=True, window=9)), EVERYWHERE)
     positions, _, distances = distances_of(join, keys)
     np.testing.assert_array_equal(positions, np.arange(90))
     np.testing.assert_allclose(distances, brute_force(keys, queries, COUNT, None), rtol=1e-4, atol=1e-4)
@@ -77,7 +82,7 @@ def test_queries_that_are_not_entries_find_everything(tmp_path):
 def test_only_the_positions_that_are_asked_for_are_answered(tmp_path):
     keys = Array(clustered(300, 7, 0), ids=np.arange(300) + 1000)
     own = ordered(keys, tmp_path)
-    positions, _, distances = distances_of(Join(own, Queries(own, 1100, 50), EVERYWHERE, Exclusion()), keys)
+    positions, _, distances = distances_of(Join(task(own, 50, first_id=1100), EVERYWHERE), keys)
     np.testing.assert_array_equal(positions, np.arange(50))
     expected = brute_force(keys, keys, COUNT, Exclusion())[100:150]
     np.testing.assert_allclose(distances, expected, rtol=1e-4, atol=1e-4)
@@ -86,7 +91,7 @@ def test_only_the_positions_that_are_asked_for_are_answered(tmp_path):
 def test_too_few_entries_leave_the_rest_empty(tmp_path):
     keys = Array(clustered(3, 7, 0))
     own = ordered(keys, tmp_path, partitions=2)
-    _, ids, distances = distances_of(Join(own, Queries(own, 0, 3), EVERYWHERE, Exclusion()), keys)
+    _, ids, distances = distances_of(Join(task(own, 3), EVERYWHERE), keys)
     assert (ids[:, 2] == MISSING).all()
     assert np.isinf(distances[:, 2]).all()
     assert (ids[:, :2] != MISSING).all()
@@ -95,7 +100,7 @@ def test_too_few_entries_leave_the_rest_empty(tmp_path):
 def test_the_join_of_a_part_is_a_part_of_the_join(tmp_path):
     keys = Array(clustered(601, 11, 0))
     own = ordered(keys, tmp_path)
-    join = Join(own, Queries(own, 0, 601), Plan(COUNT, COUNT, NEAR, 0.3), Exclusion())
+    join = Join(task(own, 601), JoinPlan(COUNT, COUNT, NEAR, 0.3))
     positions, found = join.block(0, 601)
     whole = dict(zip(positions.tolist(), found.distances.tolist()))
     parts = {}
@@ -110,7 +115,7 @@ def test_the_join_of_a_part_is_a_part_of_the_join(tmp_path):
 def test_far_from_the_origin_small_distances_still_count(tmp_path):
     keys = Array(clustered(400, 8, 1).astype(np.float64) * 0.2 + 30)
     own = ordered(keys, tmp_path)
-    _, _, distances = distances_of(Join(own, Queries(own, 0, 400), EVERYWHERE, Exclusion()), keys)
+    _, _, distances = distances_of(Join(task(own, 400), EVERYWHERE), keys)
     np.testing.assert_allclose(distances, brute_force(keys, keys, COUNT, Exclusion()), rtol=1e-4, atol=1e-5)
 
 
@@ -118,14 +123,12 @@ def test_far_from_the_origin_small_distances_still_count(tmp_path):
 def test_it_tunes_itself_to_the_recall_that_is_asked_for(tmp_path, target):
     keys = Array(clustered(6000, 16, 0, centres=6000))  # no clusters: the hardest case
     own = ordered(keys, tmp_path, partitions=60, block=1000)
-    queries = Queries(own, 0, 6000)
-    judge = Judge.of(own, queries, COUNT, Exclusion(), 1, in_turn)
-    tuned = tune(own, queries, COUNT, Exclusion(), judge, target)
+    tuned = tune_join(task(own, 6000), RecallSample.of(task(own, 6000), 1, serial_map), target)
     plan, recall = tuned.plan, tuned.recall
     assert recall >= target
-    other = Judge.of(own, queries, COUNT, Exclusion(), 2, in_turn)
-    found = Join(own, queries, plan, Exclusion()).answer(other.rows)
-    assert other.recall(found) == pytest.approx(recall, abs=0.03)
+    other = RecallSample.of(task(own, 6000), 2, serial_map)
+    found = Join(task(own, 6000), plan).neighbours_of(other.rows)
+    assert other.recall(found.distances) == pytest.approx(recall, abs=0.03)
     if target == 0.8:
         assert recall < 0.95, "it looks much further than it must"
 
@@ -133,12 +136,11 @@ def test_it_tunes_itself_to_the_recall_that_is_asked_for(tmp_path, target):
 def test_recall_counts_what_is_as_near_as_the_true_ones(tmp_path):
     keys = Array(np.repeat(clustered(40, 7, 0), 10, axis=0))
     own = ordered(keys, tmp_path, partitions=4)
-    queries = Queries(own, 0, 400)
-    judge = Judge.of(own, queries, COUNT, Exclusion(), 1, in_turn)
-    found = Join(own, queries, EVERYWHERE, Exclusion()).answer(judge.rows)
-    assert judge.recall(found) == 1
-    found.ids[::2] = MISSING
-    assert judge.recall(found) == pytest.approx(0.5, abs=0.01)
+    sample = RecallSample.of(task(own, 400), 1, serial_map)
+    found = Join(task(own, 400), EVERYWHERE).neighbours_of(sample.rows)
+    assert sample.recall(found.distances) == 1
+    found.distances[::2] = np.inf
+    assert sample.recall(found.distances) == pytest.approx(0.5, abs=0.01)
 
 
 @pytest.mark.parametrize("width", [None, 5])
@@ -160,7 +162,9 @@ def test_putting_in_order_is_a_permutation_and_resumes(tmp_path, width):
 
     for _ in range(100):
         try:
-            again = put_in_order(keys, whole.partitions, tmp_path / "killed", 100, in_turn, dying)
+            again = partition_on_disk(
+                keys, whole.partitions, tmp_path / "killed", block=100, workers=Workers(), progress=dying
+            )
             break
         except Killed:
             continue
@@ -185,7 +189,7 @@ def test_distances_of_every_half_precision_number():
 def test_partitions_survive_being_saved(tmp_path):
     keys = clustered(500, 11, 0)
     space = learn_space(keys, 4)
-    made = learn_partitions(space.project(keys).numpy(), space, 9, 1, in_turn)
+    made = partition_points(space.project(keys).numpy(), space, 9, 1, serial_map)
     made.save(tmp_path / "p")
     found = Partitions.load(tmp_path / "p")
     vectors = space.project(keys).numpy()
@@ -194,11 +198,13 @@ def test_partitions_survive_being_saved(tmp_path):
 
 
 @pytest.mark.parametrize("exclusion", [Exclusion(), Exclusion(window=3)])
-def test_the_judge_is_exact_with_fewer_dimensions_too(tmp_path, exclusion):
+def test_the_true_neighbours_are_exact_with_fewer_dimensions_too(tmp_path, exclusion):
     keys = Array(clustered(900, 24, 0) * np.linspace(2, 0.1, 24, dtype=np.float32))
     own = ordered(keys, tmp_path, width=6, block=500)
-    judge = Judge.of(own, Queries(own, 0, 900), COUNT, exclusion, 1, in_turn)
-    expected = brute_force(keys, keys, COUNT, exclusion)[np.asarray(own.label_of)[judge.rows]]
-    np.testing.assert_allclose(judge.distances, expected, rtol=1e-4, atol=1e-5)
-    direct = ((own.take(judge.true).astype(np.float32) - own.take(judge.rows).astype(np.float32)[:, None]) ** 2).sum(2)
-    np.testing.assert_allclose(judge.distances, direct, rtol=1e-4, atol=1e-5)
+    sample = RecallSample.of(task(own, 900, exclusion), 1, serial_map)
+    expected = brute_force(keys, keys, COUNT, exclusion)[np.asarray(own.label_of)[sample.rows]]
+    np.testing.assert_allclose(sample.distances, expected, rtol=1e-4, atol=1e-5)
+    direct = ((own.take(sample.true).astype(np.float32) - own.take(sample.rows).astype(np.float32)[:, None]) ** 2).sum(
+        2
+    )
+    np.testing.assert_allclose(sample.distances, direct, rtol=1e-4, atol=1e-5)

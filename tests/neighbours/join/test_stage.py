@@ -13,24 +13,25 @@ import numpy as np
 import pytest
 import torch
 
+from spalm.compute import Execution, LocalEngine
 from spalm.errors import InputError
 from spalm.lm import NetworkSettings, Reading, Transformer
 from spalm.memory import Encoder, MemorySettings, open_memory, remember, source_of_split
 from spalm.neighbours import (
     MISSING,
-    Budget,
     Exclusion,
     NeighbourSettings,
     NeighbourTable,
+    RamBudget,
+    exact_search,
     find_neighbours,
-    nearest,
+    serial_map,
 )
-from spalm.neighbours.exclusion import STRANGER, Askers
-from spalm.neighbours.join.cost import refuse_unless_it_fits
-from spalm.neighbours.workers import in_turn
+from spalm.neighbours.exclusion import NOT_AN_ENTRY, QueryExclusion
+from spalm.neighbours.scratch_files import check_disk_space
 from support.commands import SMALL_SETTINGS
 
-BUDGET = Budget(2 << 30, 2)
+EXECUTION = Execution(cluster=LocalEngine(2), ram=2 << 30)
 
 
 @pytest.fixture
@@ -50,7 +51,7 @@ def memory(corpus, encoder, tmp_path):
 
 def test_every_position_of_every_split_has_its_neighbours(memory, encoder, corpus, tmp_path):
     settings = NeighbourSettings(count=3, held_out=5, recall=0.9)
-    table = find_neighbours(memory, encoder, corpus, settings, tmp_path / "neighbours", BUDGET)
+    table = find_neighbours(memory, encoder, corpus, settings, tmp_path / "neighbours", execution=EXECUTION)
     entries = memory.entries()
     for split in ("train", "dev", "test"):
         text = corpus.split(split)
@@ -58,8 +59,8 @@ def test_every_position_of_every_split_has_its_neighbours(memory, encoder, corpu
         count = 3 if split == "train" else 5
         assert ids.shape == distances.shape == (len(text), count)
         queries = encoder.keys(text, 0, len(text), memory.keys_of, memory.width).astype(np.float32)
-        own = np.arange(len(text)) if split == "train" else np.full(len(text), STRANGER)
-        _, true = nearest(queries, entries, count, in_turn, Askers(own, own, Exclusion()))
+        own = np.arange(len(text)) if split == "train" else np.full(len(text), NOT_AN_ENTRY)
+        _, true = exact_search(queries, entries, count, serial_map, QueryExclusion(own, own, Exclusion()))
         near_enough = distances <= true[:, -1:] * 1.001 + 1e-3
         assert near_enough.mean() > 0.9
         assert abs(near_enough.mean() - table.recall(split)) < 0.05
@@ -73,7 +74,7 @@ def test_every_position_of_every_split_has_its_neighbours(memory, encoder, corpu
 
 def test_what_is_forgotten_leaves_the_table_at_once(memory, encoder, corpus, tmp_path):
     table = find_neighbours(
-        memory, encoder, corpus, NeighbourSettings(count=3, held_out=5), tmp_path / "neighbours", BUDGET
+        memory, encoder, corpus, NeighbourSettings(count=3, held_out=5), tmp_path / "neighbours", execution=EXECUTION
     )
     everyone = np.arange(len(corpus.split("dev")))
     held = memory.entries().live_documents
@@ -86,7 +87,7 @@ def test_what_is_forgotten_leaves_the_table_at_once(memory, encoder, corpus, tmp
     assert np.isinf(distances[ids == MISSING]).all()
     assert (np.diff(distances[np.isfinite(distances).all(1)], axis=1) >= 0).all()
     again = find_neighbours(
-        memory, encoder, corpus, NeighbourSettings(count=3, held_out=5), tmp_path / "neighbours", BUDGET
+        memory, encoder, corpus, NeighbourSettings(count=3, held_out=5), tmp_path / "neighbours", execution=EXECUTION
     )
     ids, _ = again.read("dev", everyone)
     assert (ids != MISSING).all()
@@ -96,10 +97,10 @@ def test_what_is_forgotten_leaves_the_table_at_once(memory, encoder, corpus, tmp
 
 
 def test_a_table_of_another_memory_is_refused(memory, encoder, corpus, tmp_path):
-    find_neighbours(memory, encoder, corpus, NeighbourSettings(), tmp_path / "neighbours", BUDGET)
+    find_neighbours(memory, encoder, corpus, NeighbourSettings(), tmp_path / "neighbours", execution=EXECUTION)
     other = Encoder("other", 14, corpus.vocabulary, encoder.reading, encoder.load, encoder.device)
     with pytest.raises(InputError, match="keys of another kind"):
-        find_neighbours(memory, other, corpus, NeighbourSettings(), tmp_path / "again", BUDGET)
+        find_neighbours(memory, other, corpus, NeighbourSettings(), tmp_path / "again", execution=EXECUTION)
     second = open_memory(tmp_path / "second", other, MemorySettings(), corpus.split("train"))
     with pytest.raises(InputError, match="made with another memory"):
         NeighbourTable(tmp_path / "neighbours", second)
@@ -107,7 +108,7 @@ def test_a_table_of_another_memory_is_refused(memory, encoder, corpus, tmp_path)
 
 def test_a_memory_made_anew_is_another_memory(memory, encoder, corpus, tmp_path):
     """The same encoder, but other texts under the same ids."""
-    find_neighbours(memory, encoder, corpus, NeighbourSettings(), tmp_path / "neighbours", BUDGET)
+    find_neighbours(memory, encoder, corpus, NeighbourSettings(), tmp_path / "neighbours", execution=EXECUTION)
     NeighbourTable(tmp_path / "neighbours", memory)
     other = open_memory(tmp_path / "other", encoder, MemorySettings(), corpus.split("test"))
     remember(other, encoder, corpus.split("test"), source_of_split(corpus, "test"))
@@ -118,14 +119,14 @@ def test_a_memory_made_anew_is_another_memory(memory, encoder, corpus, tmp_path)
 def test_an_empty_memory_is_told(encoder, corpus, tmp_path):
     empty = open_memory(tmp_path / "empty", encoder, MemorySettings(), corpus.split("train"))
     with pytest.raises(InputError, match="remembers nothing"):
-        find_neighbours(empty, encoder, corpus, NeighbourSettings(), tmp_path / "neighbours", BUDGET)
+        find_neighbours(empty, encoder, corpus, NeighbourSettings(), tmp_path / "neighbours", execution=EXECUTION)
 
 
 def test_too_little_memory_or_disk_is_told(tmp_path):
     with pytest.raises(InputError, match=r"--ram 600M is too little for 2 worker\(s\); give at least 1024M"):
-        Budget(600 << 20, 2)
+        RamBudget(600 << 20, 2)
     with pytest.raises(InputError, match="GB free, the table needs up to"):
-        refuse_unless_it_fits(tmp_path, 1 << 60, "the table")
+        check_disk_space(tmp_path, 1 << 60, "the table")
 
 
 def run(verb: str, out, text_folder, *more: str) -> subprocess.Popen:

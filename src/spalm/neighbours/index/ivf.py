@@ -1,10 +1,9 @@
-"""The index that faiss keeps in RAM: of each partition of the keys a list of codes; a query scans the nearest lists.
+"""The index that faiss keeps in RAM: a list of codes for each partition of the keys; a query scans the nearest lists.
 
     index                     faiss: the centres of the partitions, and their lists
-    partitions.safetensors    the space in which keys are compared, and the two levels by which they were assigned
+    partitions.safetensors    the scan space in which keys are compared, and the two levels by which they were assigned
 
-Keys are compared in the space of their principal axes, with a byte for each dimension: candidates need not be in their
-right order.
+Keys are compared in the scan space with a byte for each dimension: candidates need not be in their right order.
 """
 
 from math import ceil
@@ -18,24 +17,27 @@ from jaxtyping import Float, Int
 from spalm.artifact import write_atomically
 from spalm.compute import Engine, JobPart, ProgressCallback, half_of_machine_ram
 from spalm.console import bar
-from spalm.neighbours.partitions import Partitions, partition, partition_size
-from spalm.neighbours.vectors import Vectors, sample
-from spalm.neighbours.workers import chunks, workers
+from spalm.neighbours.parallel import chunks, thread_map
+from spalm.neighbours.partitions import Partitions, learn_partitions, partition_size
+from spalm.neighbours.vectors import Vectors, sample_vectors
 
 FILE = "index"
 PARTITIONS = "partitions.safetensors"
 TRAINED = "trained"
+"""File of the trained index without entries, while the index is made."""
 _AT_ONCE = 1 << 14
+"""Keys that are added at a time."""
 _NEIGHBOURS = 4
-"""Of the usual query: by them, partitions get their size."""
+"""Neighbours of the usual query, for which the size of partitions is chosen."""
 GROUPS, _AROUND = 16, 4
-"""Groups among whose partitions the nearest of a query are looked for: at least so many, and so many times as many as
-those partitions would fill."""
+"""Groups whose centres are compared with a query: at least GROUPS, and _AROUND times as many as its partitions fill."""
 _POINTS = 1 << 16
-"""Sampled keys by which codes get their range."""
+"""Sampled keys from which the range of the codes is learned."""
 
 
-class Faiss:
+class FaissIndex:
+    """An inverted-file index in RAM, by faiss."""
+
     on_disk = False
 
     def __init__(self, index: faiss.IndexIVF, partitions: Partitions):
@@ -45,6 +47,7 @@ class Faiss:
 
     @property
     def effort(self) -> int:
+        """Number of lists that a query scans."""
         return self._index.nprobe
 
     @effort.setter
@@ -54,42 +57,49 @@ class Faiss:
         self._centres.nprobe = min(self._centres.nlist, max(GROUPS, ceil(share * self._centres.nlist)))
 
     @classmethod
-    def build(cls, entries: Vectors, seed: int, folder: Path, engine: Engine) -> "Faiss":
-        partitions = learn(entries, seed, folder, engine)
+    def build(cls, entries: Vectors, seed: int, folder: Path, engine: Engine) -> "FaissIndex":
+        """Trains the index and adds all entries."""
+        partitions = train_index(entries, seed, folder, engine)
         index = faiss.read_index(str(folder / TRAINED))
         with bar("fill the index", len(entries)) as shown:
-            fill(index, partitions, entries, JobPart(0, 0, len(entries)), shown.advance)
+            fill_index(index, partitions, entries, JobPart(0, 0, len(entries)), shown.advance)
         return cls(index, partitions)
 
     def add(self, ids: Int[np.ndarray, "n"], keys: Float[np.ndarray, "n width"]) -> bool:
+        """Adds entries to the lists."""
         self._index.add_with_ids(self._projected(keys), np.ascontiguousarray(ids, np.int64))
         return True
 
     def delete(self, ids: Int[np.ndarray, "n"]) -> None:
+        """Removes entries from the lists."""
         self._index.remove_ids(np.ascontiguousarray(ids, np.int64))
 
     def candidates(self, queries: Float[np.ndarray, "n width"], count: int) -> Int[np.ndarray, "n some"]:
+        """Returns the ids of the `count` nearest by their codes."""
         return self._index.search(self._projected(queries), count)[1]
 
     def _projected(self, keys: Float[np.ndarray, "n width"]) -> Float[np.ndarray, "n reduced"]:
         return self._partitions.space.project(keys).numpy()
 
     def save(self, folder: Path) -> None:
+        """Writes the index to a folder."""
         self._partitions.save(folder / PARTITIONS)
         faiss.write_index(self._index, str(folder / FILE))
 
     @classmethod
-    def load(cls, folder: Path) -> "Faiss":
+    def load(cls, folder: Path) -> "FaissIndex":
+        """Reads what `save` has written."""
         return cls(faiss.read_index(str(folder / FILE)), Partitions.load(folder / PARTITIONS))
 
 
 def empty_index(quantizer: faiss.Index, width: int) -> faiss.IndexIVFScalarQuantizer:
+    """Returns an untrained index over the quantizer's centres, with a byte for each dimension."""
     kind, metric = faiss.ScalarQuantizer.QT_8bit, faiss.METRIC_L2
     return faiss.IndexIVFScalarQuantizer(quantizer, width, quantizer.ntotal, kind, metric)
 
 
 def _centres_of(partitions: Partitions) -> faiss.IndexIVFFlat:
-    """An index of the centres themselves, by groups: a query is not compared with all of them."""
+    """Returns an index of the centres themselves, by groups: a query is not compared with all of them."""
     groups = faiss.IndexFlatL2(partitions.space.width)
     groups.add(partitions.groups)
     centres = faiss.IndexIVFFlat(groups, partitions.space.width, len(partitions.groups))
@@ -101,28 +111,28 @@ def _centres_of(partitions: Partitions) -> faiss.IndexIVFFlat:
     return centres
 
 
-def learn(entries: Vectors, seed: int, folder: Path, engine: Engine) -> Partitions:
-    """The partitions; in `folder` they are left, and beside them an index with nothing in it yet."""
+def train_index(entries: Vectors, seed: int, folder: Path, engine: Engine) -> Partitions:
+    """Learns the partitions and trains an index without entries; leaves both in `folder` and returns the partitions."""
     path, trained = folder / PARTITIONS, folder / TRAINED
     if not path.exists():
         count, most = max(1, len(entries) // partition_size(len(entries), _NEIGHBOURS)), half_of_machine_ram() // 2
-        with workers(engine.requested_threads) as in_parallel:
-            partition(entries, count, seed, lambda width: most // (4 * width), in_parallel).save(path)
+        with thread_map(engine.requested_threads) as parallel:
+            learn_partitions(entries, count, seed, lambda width: most // (4 * width), parallel).save(path)
     partitions = Partitions.load(path)
     if not trained.exists():
         index = empty_index(_centres_of(partitions), partitions.space.width)
-        index.train(sample(entries, _POINTS, [seed, 2], partitions.space.project))
+        index.train(sample_vectors(entries, _POINTS, [seed, 2], partitions.space.project))
         write_atomically(trained, faiss.serialize_index(index).tobytes())
     return partitions
 
 
-def fill(
-    index: faiss.IndexIVF, partitions: Partitions, entries: Vectors, part: JobPart, told: ProgressCallback
+def fill_index(
+    index: faiss.IndexIVF, partitions: Partitions, entries: Vectors, part: JobPart, progress: ProgressCallback
 ) -> None:
-    """Puts the rows of a part into their lists."""
+    """Adds the rows of a part to the lists of their partitions."""
     for first, last in chunks(part.first, part.last, _AT_ONCE):
         vectors = partitions.space.project(entries.keys(first, last)).numpy()
         member = partitions.assign(vectors).astype(np.int64)
         ids = np.ascontiguousarray(entries.labels(first, last), np.int64)  # named: the next line does not hold it
         add_preassigned(index, vectors, member, ids)
-        told(last - first)
+        progress(last - first)

@@ -1,10 +1,10 @@
 """The index of a memory that is larger than RAM: its lists stay on disk, and a query reads the few that are near it.
 
-    lists     of each partition: the codes of its keys, then their ids
+    lists     for each partition: the codes of its keys, then their ids
     index     the rest of faiss's index: where the list of each partition is
 
-It is made in parts: each part of the keys is sorted into lists of its own, in a file, by whatever engine there is; then
-the lists of all parts are put together. A part that is there is not made again.
+It is made in parts by the engine: each part of the keys is sorted into lists of its own, in a file; then the lists of
+all parts are merged. A part whose file exists is not made again.
 """
 
 import ctypes
@@ -33,54 +33,60 @@ from spalm.compute import (
     unfinished_parts,
 )
 from spalm.console import bar
-from spalm.neighbours.index.ivf import FILE, PARTITIONS, TRAINED, Faiss, empty_index, fill, learn
-from spalm.neighbours.join.cost import refuse_unless_it_fits
+from spalm.neighbours.index.ivf import FILE, PARTITIONS, TRAINED, FaissIndex, empty_index, fill_index, train_index
 from spalm.neighbours.partitions import Partitions
+from spalm.neighbours.scratch_files import check_disk_space
 from spalm.neighbours.vectors import Vectors
 
 LISTS = "lists"
 _PART, _MOST_PARTS = 1 << 18, 256
-"""Keys of a part, unless that makes too many parts: all of them are open when they are put together."""
+"""Keys of a part, and the most parts: all of their files are open while they are merged."""
 
 
-class OnDisk(Faiss):
+class OnDiskIndex(FaissIndex):
+    """An inverted-file index by faiss whose lists are a mapped file."""
+
     on_disk = True
 
     def __init__(self, index: faiss.IndexIVF, partitions: Partitions, folder: Path):
         super().__init__(index, partitions)
         self._folder = folder
-        self._mapped = _Mapped(index.invlists)
+        self._lists_file = _MappedLists(index.invlists)
         self._added = empty_index(index.quantizer, index.d)
-        """What was remembered since, in RAM: the lists on disk never change."""
+        """Entries that were added since, in RAM: the lists on disk never change."""
         self._added.sq, self._added.is_trained = index.sq, True
 
     @classmethod
-    def build(cls, entries: Vectors, seed: int, folder: Path, engine: Engine) -> "OnDisk":
-        partitions = learn(entries, seed, folder, engine)
+    def build(cls, entries: Vectors, seed: int, folder: Path, engine: Engine) -> "OnDiskIndex":
+        """Sorts the entries into lists, part by part, and merges the parts."""
+        partitions = train_index(entries, seed, folder, engine)
         code = partitions.space.width + 8
-        refuse_unless_it_fits(folder, 2 * len(entries) * code, "the index")
-        filling = Filling(entries, folder)
+        check_disk_space(folder, 2 * len(entries) * code, "the index")
+        job = FillJob(entries, folder)
         rows = max(_PART, -(-len(entries) // _MOST_PARTS))
         everything = split_rows(0, len(entries), rows)
         left = unfinished_parts(everything, folder)
         at_once = max(1, min(engine.cores, half_of_machine_ram() // (4 * rows * code)))
         with bar("fill the index", len(entries), len(entries) - sum(map(len, left))) as shown:
-            for _ in engine.run_parts(filling, left, shown.advance, threads=1, per_machine=at_once):
+            for _ in engine.run_parts(job, left, shown.advance, threads=1, per_machine=at_once):
                 pass
         with bar("put its lists together", None):
             return cls(_merged([folder / part.file_name for part in everything], folder), partitions, folder)
 
     def add(self, ids: Int[np.ndarray, "n"], keys: Float[np.ndarray, "n width"]) -> bool:
+        """Adds entries to the lists in RAM."""
         self._added.add_with_ids(self._projected(keys), np.ascontiguousarray(ids, np.int64))
         return True
 
     def delete(self, ids: Int[np.ndarray, "n"]) -> None:
+        """Removes entries from the lists in RAM; those on disk never change."""
         self._added.remove_ids(np.ascontiguousarray(ids, np.int64))
 
     def candidates(self, queries: Float[np.ndarray, "n width"], count: int) -> Int[np.ndarray, "n some"]:
+        """Returns the ids of the `count` nearest by their codes, from the lists on disk and from those in RAM."""
         vectors = self._projected(queries)
         distances, lists = self._centres.search(vectors, self.effort)
-        self._mapped.fetch(np.unique(lists[lists >= 0]))
+        self._lists_file.fetch(np.unique(lists[lists >= 0]))
         self._added.nprobe = self.effort
         found = [
             index.search_preassigned(vectors, count, lists, distances)[1]
@@ -90,54 +96,58 @@ class OnDisk(Faiss):
         return np.concatenate(found, 1)
 
     def save(self, folder: Path) -> None:
-        """Moves the lists there from where they were made."""
+        """Moves the lists to a folder, and writes the rest of the index there."""
         (self._folder / LISTS).replace(folder / LISTS)
         self._folder = folder
-        self._mapped.call(LISTS)  # a file beside the index, wherever that is
+        self._lists_file.rename(LISTS)  # a file beside the index, wherever that is
         super().save(folder)
         for name in (FILE, LISTS):
             with (folder / name).open("rb") as file:
                 os.fsync(file.fileno())
 
     @classmethod
-    def load(cls, folder: Path) -> "OnDisk":
+    def load(cls, folder: Path) -> "OnDiskIndex":
+        """Opens what `save` has written."""
         flags = faiss.IO_FLAG_READ_ONLY | faiss.IO_FLAG_ONDISK_SAME_DIR
-        with _unheard():
+        with _faiss_silenced():
             index = faiss.read_index(str(folder / FILE), flags)
         if (folder / LISTS).stat().st_size != faiss.downcast_InvertedLists(index.invlists).totsize:
             raise ValueError(f"{folder / LISTS} is not as long as it was")  # to read beyond its end would be a crash
         return cls(index, Partitions.load(folder / PARTITIONS), folder)
 
 
-class _Mapped:
-    """Lists in a mapped file. Left to itself, the system reads megabytes around each page that is touched."""
+class _MappedLists:
+    """Lists in a mapped file, with advice to the system about what to read.
+
+    Left to itself, the system reads megabytes around each page that is touched.
+    """
 
     def __init__(self, lists: faiss.InvertedLists):
         self._lists = faiss.downcast_InvertedLists(lists)
         self._lists.prefetch_nthread = 0
-        self._advise = ctypes.CDLL(None, use_errno=True).madvise
-        self._tell(0, self._lists.totsize, MADV_RANDOM)
+        self._madvise = ctypes.CDLL(None, use_errno=True).madvise
+        self._give_advice(0, self._lists.totsize, MADV_RANDOM)
 
-    def call(self, name: str) -> None:
-        """What the index will look for when it is read."""
+    def rename(self, name: str) -> None:
+        """Sets the file name that the index will look for when it is read."""
         self._lists.filename = name
 
-    def _tell(self, first: int, last: int, advice: int) -> None:
-        """Of bytes of the file. Advice that is not taken does no harm."""
+    def _give_advice(self, first: int, last: int, advice: int) -> None:
+        """Advises the system about the bytes [first, last) of the file. Advice that is not taken does no harm."""
         base = int(self._lists.ptr)
         begin = (base + first) // PAGESIZE * PAGESIZE
-        self._advise(ctypes.c_void_p(begin), ctypes.c_size_t(base + last - begin), advice)
+        self._madvise(ctypes.c_void_p(begin), ctypes.c_size_t(base + last - begin), advice)
 
     def fetch(self, numbers: Int[np.ndarray, "n"]) -> None:
-        """Has the system read these lists, all of them at once."""
+        """Has the system read these lists, all at once."""
         for number in numbers.tolist():
             held = self._lists.lists.at(number)
-            self._tell(held.offset, held.offset + held.capacity * (self._lists.code_size + 8), MADV_WILLNEED)
+            self._give_advice(held.offset, held.offset + held.capacity * (self._lists.code_size + 8), MADV_WILLNEED)
 
 
 @dataclass(frozen=True)
-class Filling(SentByFields):
-    """The job of sorting keys into lists, a file for each part."""
+class FillJob(SentByFields):
+    """The job of sorting keys into the lists of their partitions, a file for each part."""
 
     entries: Vectors
     folder: Path
@@ -146,9 +156,9 @@ class Filling(SentByFields):
     def _partitions(self) -> Partitions:
         return Partitions.load(self.folder / PARTITIONS)
 
-    def __call__(self, part: JobPart, told: ProgressCallback) -> None:
+    def __call__(self, part: JobPart, progress: ProgressCallback) -> None:
         index = faiss.read_index(str(self.folder / TRAINED))
-        fill(index, self._partitions, self.entries, part, told)
+        fill_index(index, self._partitions, self.entries, part, progress)
         content = faiss.VectorIOWriter()
         faiss.write_InvertedLists(index.invlists, content)
         write_atomically(
@@ -157,7 +167,7 @@ class Filling(SentByFields):
 
 
 def _merged(files: list[Path], folder: Path) -> faiss.IndexIVF:
-    """The trained index with the lists of all parts, on disk."""
+    """Returns the trained index with the lists of all parts, on disk."""
     index = faiss.read_index(str(folder / TRAINED))
     (folder / LISTS).unlink(missing_ok=True)
     # Mapped, not read: together they may be larger than RAM.
@@ -166,16 +176,16 @@ def _merged(files: list[Path], folder: Path) -> faiss.IndexIVF:
     for each in opened:
         pointers.push_back(each)
     lists = faiss.OnDiskInvertedLists(index.nlist, index.code_size, str(folder / LISTS))
-    with _unheard():
-        index.ntotal = lists.merge_from_multiple(pointers.data(), len(opened), False)
-    index.replace_invlists(lists, True)
+    with _faiss_silenced():
+        index.ntotal = lists.merge_from_multiple(pointers.data(), len(opened))
+    index.replace_invlists(lists, own=True)
     lists.this.disown()
     return index
 
 
 @contextmanager
-def _unheard() -> Iterator[None]:
-    """What faiss prints about lists on disk does not get among our own output; there is no switch for it."""
+def _faiss_silenced() -> Iterator[None]:
+    """Keeps what faiss prints about lists on disk out of our own output; faiss has no switch for it."""
     flush = ctypes.CDLL(None).fflush
     sys.stdout.flush()
     flush(None)

@@ -1,6 +1,6 @@
-"""The first pass of putting vectors in order, as parts of a job: every row's place in the space, and its partition.
+"""The first pass of the partitioned layout: the projection, the norm and the partition of every row.
 
-unordered/NUMBER    of each row: int32 partition, float32 |k|^2 / 2, and where the space is smaller, float16 vector
+unordered/NUMBER    for each row: int32 partition, float32 |k|^2 / 2, and if the scan space is smaller, float16 vector
 """
 
 import secrets
@@ -13,10 +13,10 @@ import torch
 from jaxtyping import Float, Int
 
 from spalm.artifact import write_atomically
-from spalm.compute import Engine, JobPart, ProgressCallback, SentByFields, split_rows, unfinished_parts
+from spalm.compute import JobPart, ProgressCallback, SentByFields, split_rows, unfinished_parts
+from spalm.neighbours.parallel import Workers, chunks
 from spalm.neighbours.partitions import Partitions
 from spalm.neighbours.vectors import Vectors
-from spalm.neighbours.workers import chunks
 
 PART = 1 << 16
 """Rows of one file."""
@@ -25,68 +25,70 @@ _AT_ONCE = 1 << 14
 
 
 @dataclass(frozen=True)
-class Assigned:
-    """Some rows in their old order."""
+class AssignedRows:
+    """Consecutive rows with their partitions, in the order of the vectors."""
 
-    member: Int[np.ndarray, "rows"]
+    partition: Int[np.ndarray, "rows"]
     half_norms: Float[np.ndarray, "rows"]
     scan: Float[np.ndarray, "rows width"]
-    """Of no width where whole keys are scanned."""
+    """Vectors in the scan space; of no width where whole keys are scanned."""
 
 
 @dataclass(frozen=True)
-class Unordered(SentByFields):
-    """The files of one pass over `vectors`."""
+class AssignmentJob(SentByFields):
+    """The job of assigning every vector to a partition, a file for each part."""
 
     vectors: Vectors
     partitions: Partitions
     folder: Path
 
     @property
-    def _scanned(self) -> int:
+    def _scan_width(self) -> int:
         return self.partitions.space.width if self.partitions.space.reduced else 0
 
-    def assign(self, engine: Engine, at_once: int, told: ProgressCallback) -> None:
-        """Makes the files that are not there yet; `told` hears of those that are, too."""
+    def run(self, workers: Workers, progress: ProgressCallback) -> None:
+        """Makes the files that are missing; the rows of files that exist count as progress at once."""
         self.folder.mkdir(exist_ok=True)
         everything = split_rows(0, len(self.vectors), PART)
         left = unfinished_parts(everything, self.folder)
-        told(len(self.vectors) - sum(map(len, left)))
-        for _ in engine.run_parts(self, left, told, threads=1, per_machine=at_once):
+        progress(len(self.vectors) - sum(map(len, left)))
+        for _ in workers.engine.run_parts(self, left, progress, threads=1, per_machine=workers.per_machine):
             pass
 
-    def __call__(self, part: JobPart, told: ProgressCallback) -> None:  # noqa: ARG002
-        pieces = [self._assigned(*rows) for rows in chunks(part.first, part.last, _AT_ONCE)]
+    def __call__(self, part: JobPart, progress: ProgressCallback) -> None:  # noqa: ARG002
+        pieces = [self._assign(*rows) for rows in chunks(part.first, part.last, _AT_ONCE)]
         content = b"".join(piece.tobytes() for column in zip(*pieces) for piece in column)
         write_atomically(self.folder / part.file_name, content, mark=f".{secrets.token_hex(4)}", sync=False)
 
-    def _assigned(self, first: int, last: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def _assign(self, first: int, last: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         vectors = self.partitions.space.project(self.vectors.keys(first, last))
-        rounded = vectors.half() if self._scanned else torch.zeros(len(vectors), 0).half()
-        vectors = rounded.float() if self._scanned else vectors
+        rounded = vectors.half() if self._scan_width else torch.zeros(len(vectors), 0).half()
+        vectors = rounded.float() if self._scan_width else vectors
         half_norms = vectors.square().sum(1).numpy() / 2
         return self.partitions.assign(vectors.numpy()).astype("<i4"), half_norms.astype("<f4"), rounded.numpy()
 
-    def rows(self, first: int, last: int) -> Assigned:
-        found = [np.zeros(0, "<i4")], [np.zeros(0, "<f4")], [np.zeros((0, self._scanned), "<f2")]
+    def rows(self, first: int, last: int) -> AssignedRows:
+        """Reads rows [first, last) from the files."""
+        found = [np.zeros(0, "<i4")], [np.zeros(0, "<f4")], [np.zeros((0, self._scan_width), "<f2")]
         for part, begin, end in self._overlaps(first, last):
-            columns = ("<i4", 0, 1), ("<f4", 4 * len(part), 1), ("<f2", 8 * len(part), self._scanned)
+            columns = ("<i4", 0, 1), ("<f4", 4 * len(part), 1), ("<f2", 8 * len(part), self._scan_width)
             for into, (dtype, offset, width) in zip(found, columns):
                 size = width * np.dtype(dtype).itemsize
                 read = np.fromfile(
                     self.folder / part.file_name, dtype, (end - begin) * width, offset=offset + begin * size
                 )
                 into.append(read.reshape(end - begin, *into[0].shape[1:]))
-        return Assigned(*map(np.concatenate, found))
+        return AssignedRows(*map(np.concatenate, found))
 
     def sizes(self, rows: int) -> Int[np.ndarray, "partitions"]:
-        """How many of the first `rows` belong to each partition."""
+        """Returns how many of the first `rows` rows belong to each partition."""
         count = np.zeros(len(self.partitions), np.int64)
         for part, begin, end in self._overlaps(0, rows):
-            member = np.fromfile(self.folder / part.file_name, "<i4", end - begin, offset=4 * begin)
-            count += np.bincount(member, minlength=len(self.partitions))
+            partition = np.fromfile(self.folder / part.file_name, "<i4", end - begin, offset=4 * begin)
+            count += np.bincount(partition, minlength=len(self.partitions))
         return count
 
     def _overlaps(self, first: int, last: int) -> Iterator[tuple[JobPart, int, int]]:
+        """Yields the files that hold rows [first, last), and which of their rows these are."""
         for part in split_rows(0, len(self.vectors), PART)[first // PART : -(-last // PART)]:
             yield part, max(first, part.first) - part.first, min(last, part.last) - part.first

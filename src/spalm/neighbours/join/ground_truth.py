@@ -1,13 +1,14 @@
-"""Exact neighbours of a few queries of a join, sooner than by looking at every key: what cannot be near is left out."""
+"""Exact neighbours of a few queries of a join, without comparing every key: what cannot be near is skipped."""
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 
-from spalm.neighbours.exact import nearest
+from spalm.memory import MISSING
+from spalm.neighbours.exact import exact_search
 from spalm.neighbours.join.join import Join
-from spalm.neighbours.kernels import MISSING, above
-from spalm.neighbours.workers import Map, chunks
+from spalm.neighbours.kernels import scores_above
+from spalm.neighbours.parallel import ParallelMap, chunks
 
 _ROUNDING = 2e-3
 """Relative error allowed for squared lengths in half precision."""
@@ -18,54 +19,56 @@ _WHOLE = 1024
 _DIRECT = "donot_use_mm_for_euclid_dist"
 
 
-def nearest_within(
-    join: Join, rows: Int[np.ndarray, "n"], within: Float[np.ndarray, "n"], in_parallel: Map
+def exact_neighbours(
+    join: Join, rows: Int[np.ndarray, "n"], within: Float[np.ndarray, "n"], parallel: ParallelMap
 ) -> tuple[Int[np.ndarray, "n neighbours"], Float[np.ndarray, "n neighbours"], Int[np.ndarray, "n neighbours"]]:
-    """The nearest keys of `rows` of the join's queries, K of which lie `within` these squared distances: their rows,
-    their squared distances, nearest first, and how many keys the scan takes for nearer.
+    """Returns the nearest keys of the queries in `rows`: rows, squared distances, and ranks in the scan space.
 
-    Two bounds: nothing behind a border is nearer than the border, and nothing is nearer than it is in the space of the
-    scan, whose axes are only some of the keys'. What passes both is compared whole. Exact, but for the few keys that
-    are not in the partition nearest to them, because only those of BEAM groups were compared.
+    K keys of each query are known to lie `within` these squared distances. The keys come nearest first; the rank is the
+    number of keys that are nearer in the scan space.
+
+    Two bounds are used: nothing behind a border is nearer than the border, and nothing is nearer than it is in the
+    scan space, whose axes are only some of the keys'. What passes both is compared whole. The result is exact, but for
+    the few keys that are not in the partition nearest to them, because only those of BEAM groups were compared.
     """
     count = join.plan.neighbours
-    ordered, askers = join.queries.ordered, join.queries.askers(rows, join.exclusion)
+    queries, exclusion = join.queries.vectors, join.queries.exclusion(rows, join.exclusion)
     true, distances = np.full((len(rows), count), MISSING, np.int64), np.full((len(rows), count), np.inf, np.float32)
     scan_ranks = np.zeros((len(rows), count), np.int64)
-    whole = ordered.take(rows).astype(np.float32)
+    whole = queries.take(rows).astype(np.float32)
     known = np.flatnonzero(np.isfinite(within))
     if len(known) < len(rows):
         unknown = np.flatnonzero(np.isinf(within))
-        true[unknown], distances[unknown] = nearest(whole[unknown], join.keys, count, in_parallel, askers[unknown])
+        true[unknown], distances[unknown] = exact_search(whole[unknown], join.keys, count, parallel, exclusion[unknown])
 
-    scan, home = ordered.scan(rows), ordered.partition_of(rows)
-    own_centres = join.centres[home]
+    scan, own = queries.scan(rows), queries.partition_of(rows)
+    own_centres = join.centres[own]
     squares = scan.square().sum(1)
     # In half precision, a little further than `within` may be nearer.
     furthest = torch.from_numpy(within * (1 + _ROUNDING)) + _ROUNDING * squares
-    bars = ((squares - furthest) / 2).numpy()
+    thresholds = ((squares - furthest) / 2).numpy()
     to_own = (scan - own_centres).square().sum(1)
 
     def may_find(first: int, last: int) -> Bool[np.ndarray, "n partitions"]:
-        """Whether the borders to partitions lie near enough."""
+        """Returns whether the borders to partitions lie near enough."""
         centres = join.centres[first:last]
         # Not by products of vectors: of centres that nearly coincide, those give a distance of nothing.
         to_others, apart = (torch.cdist(points, centres, compute_mode=_DIRECT) for points in (scan, own_centres))
         too_far = to_others.square() - to_own[:, None] > 2 * apart * furthest.sqrt()[:, None]
-        return ~too_far.numpy() | (home[:, None] == np.arange(first, last))
+        return ~too_far.numpy() | (own[:, None] == np.arange(first, last))
 
-    def look(task: tuple[int, int]) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    def search(task: tuple[int, int]) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         near_enough = may_find(*task)[known]
         parts = [(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.float32))]
         for partition in range(*task):
             place = slice(*join.keys.starts[partition : partition + 2].tolist())
-            asking = known[near_enough[:, partition - task[0]]]
-            products = scan[asking] @ join.keys.scan(place).T
+            near_by = known[near_enough[:, partition - task[0]]]
+            products = scan[near_by] @ join.keys.scan(place).T
             half_norms = join.keys.half_norms[place].numpy()
-            query, row = above(products.numpy(), half_norms, bars[asking])
-            parts.append((asking[query], row + place.start, products.numpy()[query, row] - half_norms[row]))
+            query, row = scores_above(products.numpy(), half_norms, thresholds[near_by])
+            parts.append((near_by[query], row + place.start, products.numpy()[query, row] - half_norms[row]))
         query, row, score = map(np.concatenate, zip(*parts))
-        allowed = ~askers.forbid(query, join.keys.label_of[row], join.keys.document_of[row])
+        allowed = ~exclusion.forbids(query, join.keys.label_of[row], join.keys.document_of[row])
         query, row, score = query[allowed], row[allowed], score[allowed]
         gaps = [
             join.keys.squared_distances(whole[query[first:last]], row[first:last, None])[:, 0]
@@ -73,7 +76,7 @@ def nearest_within(
         ]
         return query, row, np.concatenate([np.zeros(0, np.float32), *gaps]), score
 
-    found = in_parallel(look, chunks(0, len(join.centres), _PARTITIONS))
+    found = parallel(search, chunks(0, len(join.centres), _PARTITIONS))
     query, row, gap, score = map(np.concatenate, zip(*found))
     scan_rank = _ranks(query, -score, row)
     rank = _ranks(query, gap, row)
@@ -84,7 +87,7 @@ def nearest_within(
 
 
 def _ranks(query: Int[np.ndarray, "n"], by: Float[np.ndarray, "n"], row: Int[np.ndarray, "n"]) -> Int[np.ndarray, "n"]:
-    """The place of each among those of the same query, in rising order."""
+    """Returns the place of each among those of the same query, in rising order of `by`."""
     order = np.lexsort((row, by, query))
     ranks = np.empty(len(query), np.int64)
     ranks[order] = np.arange(len(query)) - np.searchsorted(query[order], query[order])

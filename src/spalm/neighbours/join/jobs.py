@@ -1,7 +1,7 @@
-"""The blocks of a join as parts of a job: each is answered from files and leaves its answer as a file.
+"""The blocks of a join as parts of a job: each block is read from files, and its neighbours are left as a file.
 
-    work/keys, work/NAME            the ordered copies of keys and queries
-    work/NAME.answers/NUMBER        of each query of the block: int64 position, int64 ids, float32 distances
+    work/keys, work/NAME            keys and queries in the partitioned layout
+    work/NAME.answers/NUMBER        for each query of the block: int64 position, int64 ids, float32 distances
 
 Only one process writes the table itself: rows of a block lie all over it, and machines that share a file over a network
 must not write into the same page of it.
@@ -20,56 +20,67 @@ from spalm.artifact import write_atomically
 from spalm.compute import JobPart, ProgressCallback, SentByFields
 from spalm.errors import InputError
 from spalm.neighbours.exclusion import Exclusion
-from spalm.neighbours.join.join import Found, Join, Plan, Queries
-from spalm.neighbours.join.layout import Ordered
+from spalm.neighbours.join.join import Join, JoinPlan, JoinQueries, JoinTask, Neighbours
+from spalm.neighbours.join.layout import PartitionedVectors
 from spalm.neighbours.partitions import Partitions
 
 
 @dataclass(frozen=True)
-class Sides(SentByFields):
-    """Who asks and what is asked, in files."""
+class JoinInputs(SentByFields):
+    """Keys and queries of a join, as files in the partitioned layout."""
 
     work: Path
     name: str
-    """Of the queries; those that are entries themselves have no copy of their own."""
+    """Name of the queries. Queries that are entries have no files of their own."""
     partitions: Partitions
     width: int
     first_id: int | None
-    """Entry of the query at position 0, where the queries are entries."""
+    """Entry id of the query at position 0; None where the queries are not entries."""
     count: int
+    """Number of queries."""
     room: int
-    """Bytes of mapped files in memory at a time."""
+    """Bytes of mapped files in RAM at a time."""
 
     @cached_property
-    def keys(self) -> Ordered:
-        return self._ordered("keys")
+    def keys(self) -> PartitionedVectors:
+        """The keys, opened."""
+        return self._open("keys")
 
     @cached_property
-    def queries(self) -> Queries:
-        own = self._ordered(self.name) if self.first_id is None else self.keys
-        return Queries(own, self.first_id, self.count)
+    def queries(self) -> JoinQueries:
+        """The queries, opened."""
+        own = self._open(self.name) if self.first_id is None else self.keys
+        return JoinQueries(own, self.first_id, self.count)
 
-    def _ordered(self, name: str) -> Ordered:
-        # Two ordered copies share the room.
-        return Ordered(self.work / name, self.partitions, self.width, self.room // (2 if self.first_id is None else 1))
+    def task(self, neighbours: int, exclusion: Exclusion) -> JoinTask:
+        """Returns the task of finding so many neighbours of every query."""
+        return JoinTask(self.keys, self.queries, neighbours, exclusion)
+
+    def _open(self, name: str) -> PartitionedVectors:
+        room = self.room // (2 if self.first_id is None else 1)  # keys and queries share it
+        return PartitionedVectors(self.work / name, self.partitions, self.width, room)
 
 
 @dataclass(frozen=True)
-class Answering(SentByFields):
-    sides: Sides
-    plan: Plan
+class JoinJob(SentByFields):
+    """The job of finding the neighbours of every query, a file for each block of queries."""
+
+    inputs: JoinInputs
+    plan: JoinPlan
     exclusion: Exclusion
 
     @property
     def folder(self) -> Path:
-        return self.sides.work / f"{self.sides.name}.answers"
+        """Folder of the files."""
+        return self.inputs.work / f"{self.inputs.name}.answers"
 
     @cached_property
     def join(self) -> Join:
-        return Join(self.sides.keys, self.sides.queries, self.plan, self.exclusion)
+        """The join, with its files opened."""
+        return Join(self.inputs.task(self.plan.neighbours, self.exclusion), self.plan)
 
-    def __call__(self, part: JobPart, told: ProgressCallback) -> str:  # noqa: ARG002
-        """Returns the digest of the answer. Doing it again changes nothing."""
+    def __call__(self, part: JobPart, progress: ProgressCallback) -> str:  # noqa: ARG002
+        """Writes the neighbours of a block and returns the digest of the file. Doing it again changes nothing."""
         positions, found = self.join.block(part.first, part.last)
         content = b"".join(
             np.ascontiguousarray(array, dtype).tobytes()
@@ -78,8 +89,8 @@ class Answering(SentByFields):
         write_atomically(self.folder / part.file_name, content, mark=f".{secrets.token_hex(4)}", sync=False)
         return hashlib.sha256(content).hexdigest()
 
-    def collect(self, part: JobPart, digest: str) -> tuple[Int[np.ndarray, "queries"], Found]:
-        """The positions and neighbours of a block that was answered; its file is not needed any more."""
+    def collect(self, part: JobPart, digest: str) -> tuple[Int[np.ndarray, "queries"], Neighbours]:
+        """Returns the positions and neighbours of a finished block, and removes its file."""
         path, neighbours = self.folder / part.file_name, self.plan.neighbours
         content = path.read_bytes()
         if hashlib.sha256(content).hexdigest() != digest:
@@ -89,4 +100,4 @@ class Answering(SentByFields):
         ids = np.frombuffer(content, "<i8", count * neighbours, 8 * count)
         distances = np.frombuffer(content, "<f4", count * neighbours, 8 * count * (1 + neighbours))
         path.unlink()
-        return positions, Found(ids.reshape(count, -1), distances.reshape(count, -1))
+        return positions, Neighbours(ids.reshape(count, neighbours), distances.reshape(count, neighbours))

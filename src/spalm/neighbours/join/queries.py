@@ -1,36 +1,37 @@
-"""The queries of a split that is not in the memory: its keys, encoded now and kept in files."""
+"""The queries of a split that is not in the memory: its keys, encoded and kept in files."""
 
 import secrets
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from jaxtyping import Float, Int
 
 from spalm.artifact import write_atomically
 from spalm.compute import Engine, JobPart, ProgressCallback, SentByFields, split_rows, unfinished_parts
 from spalm.console import bar
 from spalm.corpus import TokenSplit
-from spalm.memory import Encoder, Memory
-from spalm.neighbours.kernels import MISSING
+from spalm.memory import MISSING, Encoder, Memory
 
-_ENCODED = 1 << 16
+_PART = 1 << 16
 """Queries of one file."""
 
 
 @dataclass(frozen=True)
-class Encoded:
-    """Finished: what a join wants to know of vectors."""
+class EncodedQueries:
+    """The keys of every position of a split, in files; they implement `Vectors`."""
 
     folder: Path
     count: int
     width: int
     size: int
-    """Queries of a file."""
+    """Queries of one file."""
 
     def __len__(self) -> int:
         return self.count
 
-    def keys(self, start: int, stop: int) -> np.ndarray:
+    def keys(self, start: int, stop: int) -> Float[np.ndarray, "rows width"]:
+        """Returns the keys of consecutive positions."""
         found = [np.zeros((0, self.width), "<f2")]
         while start < stop:
             number, row = divmod(start, self.size)
@@ -40,30 +41,37 @@ class Encoded:
             start += rows
         return np.concatenate(found)
 
-    def labels(self, start: int, stop: int) -> np.ndarray:
+    def take(self, rows: Int[np.ndarray, "*n"]) -> Float[np.ndarray, "*n width"]:
+        """Returns the keys of any positions, read one by one."""
+        found = [np.zeros((0, self.width), "<f2"), *(self.keys(row, row + 1) for row in rows.ravel().tolist())]
+        return np.concatenate(found).reshape(*rows.shape, self.width)
+
+    def labels(self, start: int, stop: int) -> Int[np.ndarray, "rows"]:
+        """Returns the positions themselves."""
         return np.arange(start, stop)
 
-    def documents(self, start: int, stop: int) -> np.ndarray:
+    def documents(self, start: int, stop: int) -> Int[np.ndarray, "rows"]:
+        """Returns MISSING: the queries are in no document of the memory."""
         return np.full(stop - start, MISSING)
 
 
-def encode(encoder: Encoder, memory: Memory, text: TokenSplit, folder: Path, engine: Engine) -> Encoded:
-    """The keys of every position, in `folder`; files that are there are not made again."""
+def encode_queries(encoder: Encoder, memory: Memory, text: TokenSplit, folder: Path, engine: Engine) -> EncodedQueries:
+    """Makes the keys of every position of a split in `folder`; files that exist are not made again."""
     folder.mkdir(exist_ok=True)
     stride = encoder.reading.stride
-    size = stride * max(1, _ENCODED // stride)
+    size = stride * max(1, _PART // stride)
     everything = split_rows(0, len(text), size)
     left = unfinished_parts(everything, folder)
     with bar(f"encode {text.split}", len(text), len(text) - sum(map(len, left))) as shown:
         for _ in engine.run_parts(
-            _Encoding(encoder, memory, text, folder), left, shown.advance, threads=engine.threads
+            _EncodingJob(encoder, memory, text, folder), left, shown.advance, threads=engine.threads
         ):
             pass
-    return Encoded(folder, len(text), memory.width, size)
+    return EncodedQueries(folder, len(text), memory.width, size)
 
 
 @dataclass(frozen=True)
-class _Encoding(SentByFields):
+class _EncodingJob(SentByFields):
     encoder: Encoder
     memory: Memory
     text: TokenSplit
@@ -73,6 +81,6 @@ class _Encoding(SentByFields):
     def gpus(self) -> int:
         return self.encoder.gpus
 
-    def __call__(self, part: JobPart, told: ProgressCallback) -> None:
-        keys = self.encoder.keys(self.text, part.first, part.last, self.memory.keys_of, self.memory.width, told)
+    def __call__(self, part: JobPart, progress: ProgressCallback) -> None:
+        keys = self.encoder.keys(self.text, part.first, part.last, self.memory.keys_of, self.memory.width, progress)
         write_atomically(self.folder / part.file_name, keys.tobytes(), mark=f".{secrets.token_hex(4)}")

@@ -1,65 +1,62 @@
-"""Finding how far the join must look for the recall that is asked for, on a sample of its own queries."""
+"""Tuning of the join: how far it must search for the recall that is asked for, found on a sample of its own queries."""
 
 import math
 from dataclasses import dataclass, replace
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
-from spalm.neighbours.exclusion import Exclusion
-from spalm.neighbours.join.ground_truth import nearest_within
-from spalm.neighbours.join.join import BEGINNING, Found, Join, Plan, Queries
-from spalm.neighbours.join.layout import Ordered
-from spalm.neighbours.kernels import MISSING
+from spalm.memory import MISSING
+from spalm.neighbours.join.ground_truth import exact_neighbours
+from spalm.neighbours.join.join import FIRST_REACH, Join, JoinPlan, JoinQueries, JoinTask
+from spalm.neighbours.parallel import ParallelMap
 from spalm.neighbours.partitions import NEAR
-from spalm.neighbours.workers import Map
+from spalm.neighbours.recall import recall_at_k
 
 SAMPLE = 2048
 """Queries judged by exact search: with K = 4 a recall of 0.95 is known to about a third of a percent."""
 _KEPT = (1, 1.5, 2, 3, 4, 6, 8, 12, 16)
 """Candidates compared by whole keys, in multiples of K, where the scan has fewer dimensions."""
 _SLACK = 1e-4
-"""Relative difference below which two distances count as the same: which of several equals is found does not matter."""
+"""Difference up to which two squared distances count as the same."""
 _NEAR = (32, 64, 128, NEAR)
+"""Numbers of near partitions that are tried."""
 _FURTHER = 1.1
-"""How much further it reaches if the sample was not found as predicted."""
+"""Factor by which the reach grows if the sample was not found as predicted."""
 _FETCHING = 16
-"""What a dimension of a candidate's whole key costs, in dimensions of a scanned key: it is fetched from anywhere."""
+"""Cost of a dimension of a candidate's whole key, in dimensions of a scanned key: it is fetched from anywhere."""
 
 
 @dataclass(frozen=True)
-class Judge:
-    """Some queries whose true neighbours are known."""
+class RecallSample:
+    """A sample of a join's queries whose true neighbours are known: by it, recall is measured."""
 
     rows: Int[np.ndarray, "sample"]
-    """Of the ordered queries, rising."""
+    """Rows of the sampled queries, rising."""
     true: Int[np.ndarray, "sample neighbours"]
-    """Rows of their true neighbours among the ordered keys; MISSING where there are fewer."""
+    """Rows of their true neighbours among the keys; MISSING where there are fewer."""
     distances: Float[np.ndarray, "sample neighbours"]
-
+    """Squared distances of the true neighbours."""
     scan_ranks: Int[np.ndarray, "sample neighbours"]
-    """How many keys are nearer than the true neighbour by the scan's distance."""
+    """Number of keys that are nearer than the true neighbour in the scan space."""
 
     @classmethod
-    def of(
-        cls, keys: Ordered, queries: Queries, neighbours: int, exclusion: Exclusion, seed: int, in_parallel: Map
-    ) -> "Judge":
-        rows = _sample(queries, np.random.default_rng(seed))
-        # Some entries, any entries, say how far away the neighbours are at most.
-        join = Join(keys, queries, Plan(neighbours, neighbours, NEAR, BEGINNING), exclusion)
-        return cls(rows, *nearest_within(join, rows, join.answer(rows).distances[:, -1], in_parallel))
+    def of(cls, task: JoinTask, seed: int, parallel: ParallelMap) -> "RecallSample":
+        """Draws a sample and finds its true neighbours."""
+        rows = _draw(task.queries, np.random.default_rng(seed))
+        # Any K entries bound how far away the K nearest are.
+        join = Join(task, JoinPlan(task.neighbours, task.neighbours, NEAR, FIRST_REACH))
+        return cls(rows, *exact_neighbours(join, rows, join.neighbours_of(rows).distances[:, -1], parallel))
 
-    def recall(self, found: Found) -> float:
-        """Share of the neighbours found that are as near as the true ones; those that do not exist are not counted."""
-        exist = self.true != MISSING
-        worst = np.where(exist, self.distances, -1.0).max(1, keepdims=True)
-        near_enough = (found.distances <= worst * (1 + _SLACK) + _SLACK) & (found.ids != MISSING)
-        return float((near_enough & exist).sum() / exist.sum()) if exist.any() else 1.0
+    def recall(self, distances: Float[np.ndarray, "sample neighbours"]) -> float:
+        """Returns the recall of neighbours at these squared distances; 1 if there is nothing to find."""
+        found = recall_at_k(distances, self.distances, _SLACK)
+        return 1.0 if found is None else found
 
 
-def _sample(queries: Queries, random: np.random.Generator) -> Int[np.ndarray, "sample"]:
-    """Up to SAMPLE rows that are asked for, rising; looked for among many more, not among all of a large memory."""
-    count = len(queries.ordered)
+def _draw(queries: JoinQueries, random: np.random.Generator) -> Int[np.ndarray, "sample"]:
+    """Returns up to SAMPLE rows of queries, rising; of a large memory, not all rows are considered."""
+    count = len(queries.vectors)
     rows = np.arange(count) if count <= 64 * SAMPLE else np.unique(random.integers(0, count, 64 * SAMPLE))
     positions = queries.positions(rows)
     rows = rows[(positions >= 0) & (positions < queries.count)]
@@ -67,48 +64,52 @@ def _sample(queries: Queries, random: np.random.Generator) -> Int[np.ndarray, "s
 
 
 @dataclass(frozen=True)
-class Tuned:
-    plan: Plan
+class TunedPlan:
+    """A plan and what it achieves on the sample."""
+
+    plan: JoinPlan
     recall: float
-    """Of the judge's neighbours."""
     visits: float
-    """Partitions that a query looks into besides its own, on average."""
+    """Number of partitions that a query visits besides its own, on average."""
 
 
-def tune(keys: Ordered, queries: Queries, neighbours: int, exclusion: Exclusion, judge: Judge, target: float) -> Tuned:
-    """The cheapest plan that finds `target` of the judge's neighbours; if there is none, the most thorough.
+def tune_join(task: JoinTask, sample: RecallSample, target: float) -> TunedPlan:
+    """Returns the cheapest plan that finds `target` of the sample's neighbours; if there is none, the most thorough.
 
-    Where the true neighbours lie says how many partitions must be known to a query, how far it must reach, and how many
-    candidates must be compared whole.
+    Where the true neighbours lie tells how many near partitions a query must consider, how far it must reach, and how
+    many candidates must be compared whole.
     """
-    exist = judge.true != MISSING
-    places = _Places.of(keys, queries, neighbours, exclusion, judge)
+    keys, exist = task.keys, sample.true != MISSING
+    places = _Places.of(task, sample)
     near = next((near for near in _NEAR if _share(places.rank[exist], near) >= 1 - (1 - target) / 4), NEAR)
     plans, costs = [], []
     for factor in _KEPT if keys.partitions.space.reduced else (1,):
-        kept = math.ceil(factor * neighbours)
-        findable = exist & (places.rank < near) & (judge.scan_ranks < kept)
+        kept = math.ceil(factor * task.neighbours)
+        findable = exist & (places.rank < near) & (sample.scan_ranks < kept)
         reach = _reach(np.where(findable, places.ratio, np.inf), exist, target)
-        plans.append(Plan(neighbours, kept, near, reach))
+        plans.append(JoinPlan(task.neighbours, kept, near, reach))
         scanned = len(keys) / len(keys.partitions) * (1 + places.visits(near, reach)) * keys.partitions.space.width
         out_of_reach = findable.sum() < target * exist.sum()
         costs.append((out_of_reach, scanned + _FETCHING * kept * keys.width * keys.partitions.space.reduced))
     plan = plans[costs.index(min(costs))]
     while True:
-        found = judge.recall(Join(keys, queries, plan, exclusion).answer(judge.rows))
+        found = sample.recall(Join(task, plan).neighbours_of(sample.rows).distances)
         if found >= target or (plan.reach >= 1 and plan.near >= NEAR):
-            return Tuned(plan, found, places.visits(plan.near, plan.reach))
+            return TunedPlan(plan, found, places.visits(plan.near, plan.reach))
         plan = replace(plan, near=NEAR, kept=max(each.kept for each in plans), reach=min(1.0, plan.reach * _FURTHER))
 
 
-def _reach(needed: Float[np.ndarray, "sample neighbours"], exist: np.ndarray, wanted: float) -> float:
-    """The least reach at which the share of neighbours found is `wanted`, and a standard error of it more.
+def _reach(
+    needed: Float[np.ndarray, "sample neighbours"], exist: Bool[np.ndarray, "sample neighbours"], wanted: float
+) -> float:
+    """Returns the least reach at which the share of neighbours found is `wanted` plus one standard error.
 
     If that is more than can be found at all, it stops a little short of what can: the last few cost the most.
     """
+    reach = 1.0
     attainable = ((needed < 1) & exist).sum() / max(1, exist.sum())
     wanted = min(wanted, attainable - (1 - wanted) / 4)
-    for reach in np.geomspace(BEGINNING, 1.0, 60):
+    for reach in np.geomspace(FIRST_REACH, 1.0, 60):
         found = (needed <= reach) & exist
         shares = found.sum(1) / exist.sum(1).clip(1)
         error = shares.std() / max(1, len(shares)) ** 0.5 if len(shares) else 0.0
@@ -119,27 +120,27 @@ def _reach(needed: Float[np.ndarray, "sample neighbours"], exist: np.ndarray, wa
 
 @dataclass(frozen=True)
 class _Places:
-    """Where the true neighbours of the judged queries lie."""
+    """Where the true neighbours of the sampled queries lie."""
 
     rank: Int[np.ndarray, "sample neighbours"]
-    """Of a neighbour's partition among those near its query's own: -1 for that one, NEAR where it is not among them."""
+    """Rank of a neighbour's partition among those near the query's own: -1 for its own, NEAR if it is none of them."""
     ratio: Float[np.ndarray, "sample neighbours"]
-    """The reach at which the query looks there."""
+    """Reach at which the query visits that partition."""
     borders: Float[np.ndarray, "sample near"]
-    """The reach at which the query looks into each of the partitions near its own."""
+    """Reach at which the query visits each of the partitions near its own."""
 
     @classmethod
-    def of(cls, keys: Ordered, queries: Queries, neighbours: int, exclusion: Exclusion, judge: Judge) -> "_Places":
-        join = Join(keys, queries, Plan(neighbours, neighbours, NEAR, 1.0), exclusion)
-        home = queries.ordered.partition_of(judge.rows)
-        vectors, best = queries.ordered.scan(judge.rows), join.empty(judge.rows)
-        waiting = join.begin(judge.rows, vectors, best)
+    def of(cls, task: JoinTask, sample: RecallSample) -> "_Places":
+        join, queries = Join(task, JoinPlan(task.neighbours, task.neighbours, NEAR, 1.0)), task.queries.vectors
+        own = queries.partition_of(sample.rows)
+        vectors, best = queries.scan(sample.rows), join.new_topk(sample.rows)
+        waiting = join.first_round(sample.rows, vectors, best)
         not_seen = set(zip(waiting.query.tolist(), waiting.partition.tolist()))
-        radius = join.radius(judge.rows, best).numpy().clip(1e-9)
-        places = keys.partition_of(judge.true.clip(0))
+        radius = join.radius(sample.rows, best).numpy().clip(1e-9)
+        places = task.keys.partition_of(sample.true.clip(0))
         rank, ratio = np.full(places.shape, NEAR), np.ones(places.shape)
-        borders = np.ones((len(home), join.near.shape[1]))
-        for query, partition in enumerate(home):
+        borders = np.ones((len(own), join.near.shape[1]))
+        for query, partition in enumerate(own.tolist()):
             borders[query] = join.margins(vectors[query : query + 1], partition)[0].numpy() / radius[query]
             for neighbour, place in enumerate(places[query]):
                 known = np.flatnonzero(join.near[partition] == place)
@@ -151,7 +152,7 @@ class _Places:
         return cls(rank, ratio, borders)
 
     def visits(self, near: int, reach: float) -> float:
-        """Partitions that a query looks into besides its own, on average."""
+        """Returns the number of partitions that a query visits besides its own, on average."""
         return float((self.borders[:, :near] <= reach).sum(1).mean()) if len(self.borders) else 0.0
 
 

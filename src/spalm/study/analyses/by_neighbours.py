@@ -64,7 +64,8 @@ def _wide_table(run: FinishedRun, count: int, execution: Execution, *, for_train
     if wider == settings:
         return run.neighbours
     encoder = encoder_of(run.network("transformer"), run.recipe.memory, execution.hardware.prepare)
-    return find_neighbours(run.memory, encoder, run.corpus, wider, run.directory / _FOLDER / "neighbours", execution)
+    where = run.directory / _FOLDER / "neighbours"
+    return find_neighbours(run.memory, encoder, run.corpus, wider, where, execution=execution)
 
 
 def _retrained(run: FinishedRun, varied: NeighbourVariant, table: NeighbourTable, execution: Execution) -> TrainedSpalm:

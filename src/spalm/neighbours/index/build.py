@@ -1,0 +1,175 @@
+"""Building and opening: an index is made with as little effort as reaches a recall, saved, and opened again."""
+
+import errno
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError
+
+from spalm.artifact import digest_of_json, only_writer, write_json
+from spalm.compute import LOCAL, Engine
+from spalm.console import bar, say
+from spalm.errors import InputError
+from spalm.memory import Entries, Memory
+from spalm.neighbours.exact import exact_search
+from spalm.neighbours.exclusion import ONLY_ITSELF
+from spalm.neighbours.index.contract import Index
+from spalm.neighbours.index.kinds import FILES, IndexKind, build_index, load_index
+from spalm.neighbours.index.searcher import Searcher, query_exclusion
+from spalm.neighbours.parallel import ParallelMap, thread_map
+from spalm.neighbours.recall import recall_at_k
+
+DESCRIPTION = "index.json"
+_SAMPLE = 256
+"""Entries on which recall is measured."""
+_SLACK = 1e-6
+"""Difference up to which two squared distances count as the same."""
+
+
+@dataclass(frozen=True)
+class IndexSettings:
+    """Which index to build, and how much it must find."""
+
+    kind: IndexKind = "faiss"
+    recall: float = 0.95
+    """Share of the true neighbours to be found."""
+    neighbours: int = 4
+    """Number of neighbours by which the recall is measured."""
+    seed: int = 1
+    """Seed of the random samples."""
+
+
+@dataclass(frozen=True)
+class IndexDescription:
+    """What an index on disk says about itself."""
+
+    kind: IndexKind
+    lineage: list[str]
+    """Lineage of the memory when the index was made: an index of other keys is refused."""
+    next_id: int
+    """First id that the index does not hold: it holds the entries below that were alive when it was made."""
+    effort: int
+    """Effort with which it is to be searched."""
+    recall: float | None
+    """Recall against exact search, on a sample of entries; None if there was nothing to find."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Returns the content of the description's file."""
+        return {
+            "kind": self.kind,
+            "lineage": self.lineage,
+            "upto": self.next_id,
+            "effort": self.effort,
+            "recall": self.recall,
+        }
+
+    @classmethod
+    def read(cls, path: Path) -> "IndexDescription":
+        """Reads the description's file."""
+        stored = json.loads(path.read_text())
+        try:
+            return cls(next_id=stored.pop("upto"), **stored)
+        except (AttributeError, KeyError, TypeError) as error:
+            raise ValueError(f"{path}: {error}") from None
+
+
+class _RecallSample:
+    """A sample of entries and the distances of their true neighbours: by it, the recall of searches is measured."""
+
+    def __init__(self, entries: Entries, count: int, seed: int, parallel: ParallelMap):
+        rows = np.sort(np.random.default_rng(seed).choice(len(entries), min(_SAMPLE, len(entries)), replace=False))
+        self._own, self._queries, self._count = entries.ids(rows), entries.take(rows).astype(np.float32), count
+        with bar("search a sample exactly", None):
+            excluded = query_exclusion(entries, self._own, ONLY_ITSELF)
+            _, self._true = exact_search(self._queries, entries, count, parallel, excluded)
+
+    def recall(self, searcher: Searcher) -> float | None:
+        """Returns the share of the true neighbours that a search finds; None if there are none."""
+        if not np.isfinite(self._true).any():
+            return None
+        _, found = searcher.search(self._queries, self._count, own=self._own)
+        return recall_at_k(found, self._true, _SLACK)
+
+
+def make_searcher(
+    memory: Memory, directory: Path, settings: IndexSettings, engine: Engine = LOCAL
+) -> tuple[Searcher, IndexDescription]:
+    """Builds an index of the memory, with as little effort as reaches the recall, and saves it."""
+    kind, seed = settings.kind, settings.seed
+    entries = memory.entries()
+    if not len(entries):
+        raise InputError(f"{memory.directory} remembers nothing; add documents with `spalm remember`")
+    directory.mkdir(parents=True, exist_ok=True)
+    with only_writer(directory), thread_map(engine.requested_threads) as parallel:
+        work = _work(directory, memory, seed)
+        for folder in (work, memory.directory):
+            engine.refuse_unless_shared(folder)
+        try:
+            index = build_index(kind, entries, seed, work, engine)
+        except RuntimeError as error:
+            raise OSError(errno.EIO, f"the index could not be made ({_last_line(error)})", str(directory)) from None
+        next_id = 0 if kind == "exact" else int(entries.ids(np.array(len(entries) - 1))) + 1
+        searcher = Searcher(memory, index, next_id, parallel)
+        index.effort = 1
+        sample = _RecallSample(entries, settings.neighbours, seed, parallel)
+        while (found := sample.recall(searcher)) is not None and found < settings.recall:
+            if index.effort >= index.most_effort:
+                say(f"{kind}: a recall of {settings.recall} is out of reach, {found:.3f} is what can be had")
+                break
+            index.effort = min(2 * index.effort, index.most_effort)
+        description = IndexDescription(kind, memory.lineage(), next_id, index.effort, found)
+        _save(index, description, directory)
+        shutil.rmtree(work)
+    measured = "no recall to measure" if found is None else f"recall@{settings.neighbours} {found:.3f}"
+    say(f"{directory}: {kind} index of {len(entries):,} entries, {measured}")
+    return Searcher(memory, index, next_id), description
+
+
+def _work(directory: Path, memory: Memory, seed: int) -> Path:
+    """Returns the folder for unfinished work, and removes those of other states of the memory."""
+    wanted = directory / f"work-{digest_of_json([memory.digest, seed])[:16]}"
+    for other in directory.glob("work-*"):
+        if other != wanted:
+            shutil.rmtree(other)
+    wanted.mkdir(exist_ok=True)
+    return wanted.absolute()
+
+
+def _save(index: Index, description: IndexDescription, directory: Path) -> None:
+    (directory / DESCRIPTION).unlink(missing_ok=True)
+    for leftover in FILES:
+        path = directory / leftover
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+    try:
+        index.save(directory)
+    except RuntimeError as error:
+        raise OSError(errno.EIO, f"the index could not be written ({_last_line(error)})", str(directory)) from None
+    write_json(directory / DESCRIPTION, description.as_json())
+
+
+def _last_line(error: RuntimeError) -> str:
+    """Returns the last line of a message of faiss: those before it name a place in its source."""
+    return str(error).strip().splitlines()[-1]
+
+
+def open_searcher(memory: Memory, directory: Path) -> tuple[Searcher, IndexDescription]:
+    """Opens the index at `directory` for a memory with the same kind of keys, however that has changed since."""
+    path = directory / DESCRIPTION
+    if not path.exists():
+        raise InputError(f"{directory} holds no index (no {DESCRIPTION}); make one with `spalm index`")
+    try:
+        description = IndexDescription.read(path)
+    except ValueError:
+        raise InputError(f"{path} is damaged; make the index again with `spalm index`") from None
+    if description.lineage != memory.lineage()[: len(description.lineage)]:
+        raise InputError(f"{directory} is an index of other keys than {memory.directory}'s; make it again")
+    try:
+        index = load_index(description.kind, directory)
+    except (RuntimeError, ValueError, OSError, SafetensorError):
+        raise InputError(f"{directory} is damaged; make the index again with `spalm index`") from None
+    index.effort = description.effort
+    return Searcher(memory, index, description.next_id), description

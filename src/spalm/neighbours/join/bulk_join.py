@@ -1,0 +1,229 @@
+"""The bulk join of a memory, in files: partitions, layout, tuning and join put together.
+
+Every step leaves behind what it has done, so that a killed run goes on from there: partitions, the keys in the
+partitioned layout, for each split its queries in the same layout, its plan, and then the blocks of queries, whose
+neighbours go into the table one by one.
+"""
+
+import json
+import math
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from jaxtyping import Float, Int
+from pydantic import Field
+
+from spalm.artifact import TEMPORARY, write_json
+from spalm.compute import LOCAL, Engine, JobPart, available_cores, release_freed_memory
+from spalm.console import bar, say
+from spalm.memory import MISSING
+from spalm.neighbours.exclusion import Exclusion
+from spalm.neighbours.join.cost import JoinEstimate, JoinWorkload, RamBudget, format_seconds
+from spalm.neighbours.join.jobs import JoinInputs, JoinJob
+from spalm.neighbours.join.join import JoinPlan, JoinTask, Neighbours
+from spalm.neighbours.join.layout import partition_on_disk
+from spalm.neighbours.join.tuning import RecallSample, tune_join
+from spalm.neighbours.parallel import ParallelMap, Workers, chunks, thread_map
+from spalm.neighbours.partitions import Partitions, learn_partitions, partition_size
+from spalm.neighbours.scratch_files import boot_id, check_disk_space, map_array
+from spalm.neighbours.table import id_dtype
+from spalm.neighbours.vectors import Vectors
+
+
+class NeighbourSettings(Exclusion):
+    """How many neighbours every position gets, and how many of the true ones must be found."""
+
+    count: int = Field(default=4, gt=0)
+    """Number of neighbours of every training position: K."""
+    held_out: int = Field(default=64, gt=0)
+    """Number of neighbours of every dev and test position: as many as kNN-LM may want."""
+    recall: float = Field(default=0.95, gt=0, le=1)
+    """Share of the true neighbours to be found, measured on a sample of each split."""
+    seed: int = Field(default=1, ge=0)
+    """Seed of the random samples and of the partitions."""
+
+
+@dataclass(frozen=True)
+class SplitNeighbours:
+    """The finished neighbours of a split's positions, and how they were found."""
+
+    ids: Int[np.ndarray, "positions count"]
+    distances: Float[np.ndarray, "positions count"]
+    plan: JoinPlan
+    recall: float
+    """Recall, measured on a sample."""
+    judged: int
+    """Number of positions in that sample."""
+
+
+class BulkJoin:
+    """Finds the neighbours of many positions. Tables are written to `folder`, everything else to `work`."""
+
+    def __init__(
+        self,
+        entries: Vectors,
+        settings: NeighbourSettings,
+        folder: Path,
+        work: Path,
+        *,
+        budget: RamBudget,
+        engine: Engine = LOCAL,
+    ):
+        self.entries, self.settings, self.folder, self.work = entries, settings, folder, work
+        self.budget, self.engine = budget, engine
+        work.mkdir(parents=True, exist_ok=True)
+        engine.refuse_unless_shared(work)
+
+    @property
+    def slots(self) -> int:
+        """Number of workers of all machines."""
+        return max(1, self.engine.total_cores * self.budget.workers // self.engine.cores)
+
+    @property
+    def _threads_here(self) -> int:
+        """Number of threads for what this process does itself."""
+        return min(self.budget.workers, available_cores())
+
+    def announce(self, own: int, others: int = 0) -> None:
+        """Prints what the neighbours of `own` entries and `others` will cost; raises an error if they do not fit."""
+        settings, width = self.settings, self.entries.width
+        table = 12 * (own * settings.count + others * settings.held_out)
+        load = JoinWorkload(keys=len(self.entries), own=own, others=others, width=width, table_bytes=table)
+        estimate = JoinEstimate.of(load, settings.recall, self.slots)
+        machines = f" of {self.engine.machines} machines" if self.engine.machines > 1 else ""
+        each = " on each" if machines else ""
+        say(
+            f"neighbours: {own + others:,} positions among {len(self.entries):,} keys of width {width}; "
+            f"about {format_seconds(estimate.seconds)} on {self.slots} core(s){machines}, "
+            f"up to {estimate.disk / 1e9:.1f} GB of disk, {self.budget.ram / 1e9:.1f} GB of RAM{each}"
+        )
+        check_disk_space(self.folder, estimate.disk, "the table of neighbours")
+
+    def prepare(self) -> None:
+        """Learns the partitions and brings the keys into the partitioned layout."""
+        with thread_map(self._threads_here) as parallel:
+            self.partitions = self._partitions(parallel)
+            self._partition_on_disk(self.entries, "keys", parallel)
+        release_freed_memory()
+
+    @property
+    def facts(self) -> dict[str, int]:
+        """What the manifest says of the partitions."""
+        return {"partitions": len(self.partitions), "scan_width": self.partitions.space.width}
+
+    def _partition_on_disk(self, vectors: Vectors, name: str, parallel: ParallelMap) -> None:
+        with bar(f"put {name} in order", 2 * len(vectors)) as shown:
+            partition_on_disk(
+                vectors,
+                self.partitions,
+                self.work / name,
+                block=self.budget.rows(vectors.width),
+                workers=Workers(parallel, self.engine, self.budget.workers),
+                progress=shown.advance,
+            )
+
+    def _partitions(self, parallel: ParallelMap) -> Partitions:
+        path = self.work / "partitions.safetensors"
+        if not path.exists():
+            count = max(1, len(self.entries) // partition_size(len(self.entries), self.settings.count))
+            learn_partitions(self.entries, count, self.settings.seed, self.budget.points, parallel).save(path)
+        return Partitions.load(path)
+
+    def find(
+        self, name: str, positions: int, count: int, *, first_id: int | None = None, queries: Vectors | None = None
+    ) -> SplitNeighbours:
+        """Finds the `count` neighbours of `positions` queries: entries from `first_id` on, or vectors of their own."""
+        last_id = int(self.entries.labels(len(self.entries) - 1, len(self.entries))[0])
+        exclusion = Exclusion(window=self.settings.window, document=self.settings.document)
+        with thread_map(self._threads_here) as parallel:
+            if queries is not None:
+                self._partition_on_disk(queries, name, parallel)
+            inputs = JoinInputs(
+                self.work, name, self.partitions, self.entries.width, first_id, positions, self.budget.room
+            )
+            task = inputs.task(count, exclusion)
+            sample = RecallSample.of(task, self.settings.seed, parallel)
+            plan, blocks = self._plan(name, task, sample)
+        table = _TableFiles(self.folder, name, positions, count, id_dtype(last_id))
+        table.make()
+        release_freed_memory()
+        self._fill_table(JoinJob(inputs, plan, exclusion), table, blocks)
+        ids, distances = table.open()
+        judged = inputs.queries.positions(sample.rows)
+        return SplitNeighbours(ids, distances, plan, sample.recall(distances[judged]), len(judged))
+
+    def _plan(self, name: str, task: JoinTask, sample: RecallSample) -> tuple[JoinPlan, list[JobPart]]:
+        """Returns the plan and the blocks of queries: decided once, so that a resumed run is the same run."""
+        path = self.work / f"{name}.plan.json"
+        if not path.exists():
+            tuned = tune_join(task, sample, self.settings.recall)
+            if tuned.recall < self.settings.recall:
+                wanted = self.settings.recall
+                say(f"{name}: a recall of {wanted} is out of reach, {tuned.recall:.3f} is what can be had")
+            room = self.budget.queries(self.partitions.space.width, tuned.plan.kept, tuned.visits)
+            fair = max(1000, math.ceil(task.queries.count / (2 * self.slots)))
+            blocks = chunks(0, len(task.queries.vectors), min(room, fair))
+            write_json(path, {"plan": asdict(tuned.plan), "blocks": blocks})
+        stored = json.loads(path.read_text())
+        return JoinPlan(**stored["plan"]), [JobPart(number, *block) for number, block in enumerate(stored["blocks"])]
+
+    def _fill_table(self, job: JoinJob, table: "_TableFiles", blocks: list[JobPart]) -> None:
+        """Has the engine do the blocks that are left, and writes each into the table."""
+        path = self.work / f"{table.name}.done.json"
+        stored = json.loads(path.read_text()) if path.exists() else {}
+        done: list[int] = stored["done"] if stored.get("boot") == boot_id() else []
+        left = [block for block in blocks if block.number not in done]
+        job.folder.mkdir(exist_ok=True)
+        total = sum(map(len, blocks))
+        with bar(f"neighbours of {table.name}", total, total - sum(map(len, left))) as shown:
+            shown.say(f"{job.plan.neighbours} each, reach {job.plan.reach:.2f}")
+            for block, digest in self.engine.run_parts(
+                job, left, shown.advance, threads=1, per_machine=self.budget.workers
+            ):
+                table.write(*job.collect(block, digest))
+                done.append(block.number)
+                write_json(path, {"done": sorted(done), "boot": boot_id()})
+        table.sync()
+
+
+@dataclass(frozen=True)
+class _TableFiles:
+    """The files of a split's neighbour table while it is made."""
+
+    folder: Path
+    name: str
+    positions: int
+    count: int
+    id_dtype: str
+
+    def open(self, mode: Literal["c", "r+"] = "c") -> tuple[np.ndarray, np.ndarray]:
+        shape = (self.positions, self.count)
+        ids, distances = (map_array(path, dtype, shape, mode) for path, dtype, _ in self._files())
+        return ids, distances
+
+    def write(self, positions: Int[np.ndarray, "queries"], found: Neighbours) -> None:
+        ids, distances = self.open("r+")
+        ids[positions], distances[positions] = found.ids, found.distances
+
+    def _files(self) -> list[tuple[Path, str, float]]:
+        """Returns path, type, and the value that stands for no neighbour."""
+        return [
+            (self.folder / f"{self.name}.ids", self.id_dtype, MISSING),
+            (self.folder / f"{self.name}.distances", "<f4", np.inf),
+        ]
+
+    def make(self) -> None:
+        for path, dtype, nothing in self._files():
+            if not path.exists():
+                unfinished = path.with_name(path.name + TEMPORARY)
+                unfinished.unlink(missing_ok=True)
+                map_array(unfinished, dtype, (self.positions, self.count), "r+")[:] = nothing
+                unfinished.rename(path)
+
+    def sync(self) -> None:
+        for path, _, _ in self._files():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())

@@ -1,0 +1,57 @@
+"""Files of large arrays while they are made: mapped, with room on the disk reserved, given back when read."""
+
+import os
+import shutil
+from mmap import MADV_DONTNEED
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from spalm.errors import InputError
+
+
+def map_array(path: Path, dtype: str, shape: tuple[int, ...], mode: Literal["c", "r+"] = "c") -> np.ndarray:
+    """Returns an array in a file.
+
+    Mode "c" is for reading: torch wants the array writable, so a change would stay private. Mode "r+" is for writing,
+    and makes the file if there is none.
+    """
+    if not all(shape):
+        path.touch()
+        return np.zeros(shape, dtype)
+    if mode == "r+" and not path.exists():
+        allocate(path, int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize)
+    return np.memmap(path, dtype, mode, shape=shape)
+
+
+def allocate(path: Path, size: int) -> None:
+    """Makes a file with all of its space reserved: a full disk is an error now, not a crash while it is written."""
+    with path.open("wb") as file:
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(file.fileno(), 0, size)
+        file.truncate(size)
+
+
+def release(*arrays: np.ndarray) -> None:
+    """Gives the pages of mapped files back, so that what was read no longer counts as memory of this process."""
+    for array in arrays:
+        if isinstance(array, np.memmap):
+            array._mmap.madvise(MADV_DONTNEED)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def check_disk_space(directory: Path, needed: int, what: str) -> None:
+    """Raises an error unless `directory` can grow to `needed` bytes, counting those that it holds already."""
+    already = sum(path.stat().st_blocks * 512 for path in directory.rglob("*") if path.is_file())
+    free = shutil.disk_usage(directory).free
+    if needed > free + already:
+        raise InputError(
+            f"{directory} has {free / 1e9:.1f} GB free, {what} needs up to {needed / 1e9:.1f} GB; "
+            "make room or choose another --out"
+        )
+
+
+def boot_id() -> str:
+    """Returns an id that changes when the machine restarts; always the same where the system has none."""
+    path = Path("/proc/sys/kernel/random/boot_id")
+    return path.read_text().strip() if path.exists() else ""
