@@ -91,7 +91,7 @@ def generation_ratio(live: Live, prompts: list[list[int]]) -> dict[str, float]:
 
 def with_budget(live: Live, attached: Attached, share: float) -> Live:
     """The same, searching only where its policy expects most; the share is dev's."""
-    point = next(point for point in attached.combined.facts["curve"] if point["wanted"] == share)
+    point = next(point for point in attached.combiner_artifact.facts["curve"] if point["wanted"] == share)
     return replace(live, policy=attached.policy, threshold=point["threshold"])
 
 
@@ -119,14 +119,14 @@ def main() -> None:
         given.model or str(smollm2()), [work / "texts"], work / "attached", AttachSettings(), Hardware()
     )
     print_attached(attached, Console())
-    figures = attached.combined.facts["figures"]
+    figures = attached.combiner_artifact.facts["figures"]
     live = live_attached(attached)
     test = attached.corpus.split("test")
     starts = [int(begin) for begin in test.begins[:_ROUNDS]]
     prompts = [[test.start, *test.tokens[start : start + 40].tolist()] for start in starts]
     everywhere = generation_ratio(live, prompts)
     sparing = generation_ratio(with_budget(live, attached, 0.3), prompts)
-    kept = gain_kept(attached.combined.facts["curve"], 0.3)
+    kept = gain_kept(attached.combiner_artifact.facts["curve"], 0.3)
     result = {
         "perplexity_plain": figures["test"]["plain"],
         "perplexity_knn_lm": figures["test"]["knn-lm"],

@@ -2,6 +2,7 @@
 
 import math
 import shutil
+import sys
 
 import numpy as np
 import pytest
@@ -9,17 +10,20 @@ import torch
 
 from spalm.artifact import read_json
 from spalm.attachment import Attached, AttachSettings, attach, score_files
-from spalm.attachment import attach as attaching
-from spalm.attachment.attach import ExampleSets, advance_unsearched, mixed, perplexity
+from spalm.attachment.attach import _search_of_training
 from spalm.attachment.dynamic import merge_nearest, nearest_in_past
-from spalm.attachment.policy import ALWAYS, PolicySettings, learn_policy
-from spalm.compute import Hardware
+from spalm.attachment.examples import ExampleSets, _pieces
+from spalm.attachment.learning import mixture_log_probabilities
+from spalm.attachment.measuring import advance_unsearched, perplexity
+from spalm.attachment.policy import ALWAYS_SEARCH, PolicySettings, learn_policy, search_threshold
+from spalm.compute import Execution, Hardware
 from spalm.errors import InputError
 from spalm.memory import source_of_split
-from spalm.semiparametric import PlainCombiner, Retrieved, look_up
+from spalm.semiparametric import PlainCombiner, Retrieved
 from support.facts import write_documents
 
 CPU = Hardware("cpu", 1)
+ON_CPU = Execution(CPU)
 
 
 @pytest.fixture(scope="module")
@@ -28,10 +32,10 @@ def attached(attached_folder) -> Attached:
 
 
 @pytest.fixture(scope="module")
-def lessons(attached) -> ExampleSets:
+def examples(attached) -> ExampleSets:
     where = attached.directory / "index"
-    search = attaching._search_of_training(attached.corpus, attached.memory, attached.settings, where)
-    return ExampleSets.of(attached.base, attached.corpus, attached.memory, search, attached.settings)
+    search = _search_of_training(attached.corpus, attached.memory, attached.settings, where)
+    return ExampleSets.collect(attached.base, attached.corpus, attached.memory, search, attached.settings)
 
 
 @pytest.fixture
@@ -40,11 +44,11 @@ def copy(attached_folder, tmp_path) -> Attached:
 
 
 def test_the_memory_pays_on_documents_that_it_does_not_hold(attached):
-    for figures in attached.combined.facts["figures"].values():
+    for figures in attached.combiner_artifact.facts["figures"].values():
         assert figures["adaptive"] < figures["knn-lm"] < figures["plain"]
 
 
-def test_figures_are_those_of_the_model_itself_and_of_the_combiner_over_the_whole_vocabulary(attached, lessons):
+def test_figures_are_those_of_the_model_itself_and_of_the_combiner_over_the_whole_vocabulary(attached, examples):
     """Document by document through transformers' own forward, and through the combiner that answers requests."""
     test, model = attached.corpus.split("test"), attached.base.model.model
     plain = []
@@ -55,35 +59,37 @@ def test_figures_are_those_of_the_model_itself_and_of_the_combiner_over_the_whol
             scores = model(inputs[None]).logits[0].log_softmax(-1)
         plain.append((int(begin), scores.gather(-1, tokens[: len(inputs), None])[:, 0]))
     for begin, scores in plain:
-        torch.testing.assert_close(lessons.test.log_base[begin : begin + len(scores)], scores, rtol=1e-3, atol=1e-3)
-    rows = torch.arange(0, len(lessons.test), 7)
-    part = lessons.test[rows]
-    combined = attached.combiner.combine(attached.base.model, part.said.hidden, part.retrieved)
+        torch.testing.assert_close(examples.test.log_base[begin : begin + len(scores)], scores, rtol=1e-3, atol=1e-3)
+    rows = torch.arange(0, len(examples.test), 7)
+    part = examples.test[rows]
+    combined = attached.combiner.combine(attached.base.model, part.base.hidden, part.retrieved)
     np.testing.assert_allclose(combined.log_probabilities.exp().sum(-1), 1, atol=1e-4)
     found = combined.log_probabilities.gather(-1, part.targets[:, None])[:, 0]
-    torch.testing.assert_close(found, mixed(attached.mixture, part), rtol=1e-3, atol=1e-3)
-    assert perplexity(lessons.test.log_base) == pytest.approx(attached.combined.facts["figures"]["test"]["plain"], 1e-4)
+    torch.testing.assert_close(found, mixture_log_probabilities(attached.mixture, part), rtol=1e-3, atol=1e-3)
+    assert perplexity(examples.test.log_base) == pytest.approx(
+        attached.combiner_artifact.facts["figures"]["test"]["plain"], 1e-4
+    )
 
 
-def test_without_neighbours_the_combiners_are_the_model(attached, lessons):
-    hidden = lessons.test.said.hidden[:5]
+def test_without_neighbours_the_combiners_are_the_model(attached, examples):
+    hidden = examples.test.base.hidden[:5]
     nothing = Retrieved(torch.zeros(5, 0, dtype=torch.long), torch.zeros(5, 0), torch.zeros(5, 0, dtype=torch.long))
     plain = PlainCombiner().combine(attached.base.model, hidden, nothing).log_probabilities
     for combiner in attached.combiners.values():
         torch.testing.assert_close(combiner.combine(attached.base.model, hidden, nothing).log_probabilities, plain)
 
 
-def test_training_positions_do_not_see_their_own_document_and_dev_sees_no_held_out_text(attached, lessons):
+def test_training_positions_do_not_see_their_own_document_and_dev_sees_no_held_out_text(attached, examples):
     entries, train = attached.memory.entries(), attached.corpus.split("train")
     first = attached.memory.first_id(source_of_split(attached.corpus, "train"))
     held = entries.live_documents
-    for lesson in (lessons.train, lessons.dev, lessons.test):
-        ids = lesson.retrieved.ids[lesson.retrieved.present].numpy()
+    for part in (examples.train, examples.dev, examples.test):
+        ids = part.retrieved.ids[part.retrieved.present].numpy()
         assert first <= ids.min() <= ids.max() < first + len(train)
-    rows = attaching._pieces(entries.first_row(first + len(train)), attached.settings)
+    rows = _pieces(entries.first_row(first + len(train)), attached.settings)
     own = held.index_of(entries.ids(rows))
-    for lesson in (lessons.train, lessons.moved):
-        found, there = lesson.retrieved.ids.numpy(), lesson.retrieved.present.numpy()
+    for part in (examples.train, examples.advanced):
+        found, there = part.retrieved.ids.numpy(), part.retrieved.present.numpy()
         assert there.any()
         assert not (held.index_of(found) == own[:, None])[there].any()
     assert {*attached.corpus.split("dev").names} <= {*held.names}, "afterwards they are remembered too"
@@ -96,53 +102,56 @@ def test_attaching_again_changes_nothing_and_other_settings_are_measured_without
     write_documents(texts)
     model, corpus = str(copy.base.folder.path), read_json(copy.directory / "corpus" / "manifest.json")
     original = corpus["settings"]["source"]["path"]
-    again = attach(model, [*map(type(tmp_path), original)], copy.directory, copy.settings, CPU)
+    again = attach(model, [*map(type(tmp_path), original)], copy.directory, copy.settings, ON_CPU)
     assert {path: path.read_bytes() for path in before} == before
     other = copy.settings.model_copy(update={"search": 0.3})
-    changed = attach(model, [*map(type(tmp_path), original)], copy.directory, other, CPU)
-    for split, figures in changed.combined.facts["figures"].items():
-        assert figures == pytest.approx(again.combined.facts["figures"][split], rel=0.02)
-    assert changed.combined.facts["threshold"] > ALWAYS
+    changed = attach(model, [*map(type(tmp_path), original)], copy.directory, other, ON_CPU)
+    for split, figures in changed.combiner_artifact.facts["figures"].items():
+        assert figures == pytest.approx(again.combiner_artifact.facts["figures"][split], rel=0.02)
+    assert changed.combiner_artifact.facts["threshold"] > ALWAYS_SEARCH
 
 
 def test_a_killed_attaching_goes_on_to_the_same_bytes(attached, tmp_path, monkeypatch):
     source = read_json(attached.directory / "corpus" / "manifest.json")["settings"]["source"]["path"]
-    given = str(attached.base.folder.path), [*map(type(tmp_path), source)], tmp_path / "killed", attached.settings, CPU
+    texts = [*map(type(tmp_path), source)]
+    given = str(attached.base.folder.path), texts, tmp_path / "killed", attached.settings, ON_CPU
 
     def killed(*_):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(attaching, "learn", killed)
+        patch.setattr(sys.modules[attach.__module__], "fit_combiner", killed)
         with pytest.raises(KeyboardInterrupt):
             attach(*given)
     with pytest.raises(InputError, match=r"no attached\.json"):
         Attached(tmp_path / "killed", CPU)
     resumed = attach(*given)
     for name in ("mixture.safetensors", "policy.safetensors"):
-        assert (resumed.combined.directory / name).read_bytes() == (attached.combined.directory / name).read_bytes()
-    assert resumed.combined.facts == attached.combined.facts
+        assert (resumed.combiner_artifact.directory / name).read_bytes() == (
+            attached.combiner_artifact.directory / name
+        ).read_bytes()
+    assert resumed.combiner_artifact.facts == attached.combiner_artifact.facts
 
 
 def test_the_papers_gate_can_be_asked_for(copy, tmp_path):
     source = read_json(copy.directory / "corpus" / "manifest.json")["settings"]["source"]["path"]
     settings = copy.settings.model_copy(update={"combiner": "gate"})
-    gated = attach(str(copy.base.folder.path), [*map(type(tmp_path), source)], copy.directory, settings, CPU)
-    figures = gated.combined.facts["figures"]["test"]
+    gated = attach(str(copy.base.folder.path), [*map(type(tmp_path), source)], copy.directory, settings, ON_CPU)
+    figures = gated.combiner_artifact.facts["figures"]["test"]
     assert figures["gate"] < figures["plain"]
     assert gated.combiner is gated.combiners["gate"]
     hidden = torch.randn(3, gated.base.model.width)
     retrieved = gated.search(gated.memory.keys_of(hidden))
-    said = gated.combiner.combine(gated.base.model, hidden, retrieved)
-    np.testing.assert_allclose(said.log_probabilities.exp().sum(-1), 1, atol=1e-4)
+    combined = gated.combiner.combine(gated.base.model, hidden, retrieved)
+    np.testing.assert_allclose(combined.log_probabilities.exp().sum(-1), 1, atol=1e-4)
 
 
-def test_a_policy_learns_where_a_search_pays(lessons):
-    said = lessons.train.said
-    direction = torch.linspace(-1, 1, said.hidden.shape[-1])
-    gains = torch.tanh(torch.nn.functional.layer_norm(said.hidden, said.hidden.shape[-1:]) @ direction)
-    policy = learn_policy(PolicySettings(passes=20), said.hidden, gains)
-    predicted = policy(said.hidden)
+def test_a_policy_learns_where_a_search_pays(examples):
+    base = examples.train.base
+    direction = torch.linspace(-1, 1, base.hidden.shape[-1])
+    gains = torch.tanh(torch.nn.functional.layer_norm(base.hidden, base.hidden.shape[-1:]) @ direction)
+    policy = learn_policy(PolicySettings(passes=20), base.hidden, gains)
+    predicted = policy(base.hidden)
     assert torch.corrcoef(torch.stack([predicted, gains]))[0, 1] > 0.8
     for share in (0.1, 0.3, 0.7):
         assert (predicted > search_threshold(predicted, share)).float().mean() == pytest.approx(share, abs=0.01)
@@ -151,34 +160,34 @@ def test_a_policy_learns_where_a_search_pays(lessons):
 
 
 def test_the_curve_begins_with_the_plain_model_and_ends_with_everything_searched(attached):
-    curve, figures = attached.combined.facts["curve"], attached.combined.facts["figures"]["test"]
+    curve, figures = attached.combiner_artifact.facts["curve"], attached.combiner_artifact.facts["figures"]["test"]
     assert curve[0]["perplexity"] == figures["plain"]
     assert curve[-1]["perplexity"] == figures["adaptive"]
     assert [point["searched"] for point in curve] == sorted(point["searched"] for point in curve)
 
 
-def test_unsearched_positions_move_on_from_the_one_before(attached, lessons):
+def test_unsearched_positions_move_on_from_the_one_before(attached, examples):
     """Against a loop over positions, with dictionaries."""
-    entries, text, lesson = attached.memory.entries(), attached.corpus.split("test"), lessons.test
+    entries, text, part = attached.memory.entries(), attached.corpus.split("test"), examples.test
     chosen = torch.from_numpy(np.random.default_rng(5).random(len(text)) < 0.3)
-    found = advance_unsearched(lesson.retrieved, chosen, lesson.targets, text, entries)
+    found = advance_unsearched(part, chosen, text, entries)
     held = entries.live_documents
     have: dict[int, float] = {}
     for position in range(300):
         if chosen[position]:
-            there = lesson.retrieved.present[position]
-            ids, distances = lesson.retrieved.ids[position][there], lesson.retrieved.distances[position][there]
+            there = part.retrieved.present[position]
+            ids, distances = part.retrieved.ids[position][there], part.retrieved.distances[position][there]
             have = dict(zip(ids.tolist(), distances.tolist()))
         elif position in text.begins:
             have = {}
         else:
-            came = int(lesson.targets[position - 1])
+            came = int(part.targets[position - 1])
             right = {id: gap for id, gap in have.items() if int(entries.tokens_of(np.array(id))) == came}
             same = {id for id in right if held.index_of(np.array(id)) == held.index_of(np.array(id + 1))}
             have = {id + 1: gap for id, gap in right.items() if id in same}
         there = found.present[position]
         assert dict(zip(found.ids[position][there].tolist(), found.distances[position][there].tolist())) == have
-    looked = look_up(found.ids.numpy(), found.distances.numpy(), entries)
+    looked = Retrieved.from_ids(found.ids.numpy(), found.distances.numpy(), entries)
     assert torch.equal(looked.tokens[found.present], found.tokens[found.present])
 
 
@@ -224,4 +233,4 @@ def test_settings_that_cannot_be_met_are_told(tmp_path):
     with pytest.raises(InputError, match="stride"):
         AttachSettings.parse({"context": 64, "stride": 128}, "settings")
     with pytest.raises(InputError, match="no model"):
-        attach(str(tmp_path / "none" / "such"), [tmp_path], tmp_path / "out", AttachSettings(), CPU)
+        attach(str(tmp_path / "none" / "such"), [tmp_path], tmp_path / "out", AttachSettings(), ON_CPU)

@@ -195,7 +195,7 @@ def test_held_out_passages_find_nothing_of_themselves(folder):
     explorer, test = explorer_of(attached), attached.corpus.split("test")
     said = [explorer.passage(Picked("test", document, 0, 2000))["models"] for document in range(len(test.names))]
     plain = np.concatenate([each["plain"]["log_probabilities"] for each in said])
-    figures = attached.combined.facts["figures"]["test"]
+    figures = attached.combiner_artifact.facts["figures"]["test"]
     assert math.exp(-plain.mean()) == pytest.approx(figures["plain"], rel=1e-4)
     # More was remembered since it was measured, but not the document itself: that would give all of it away.
     adaptive = np.concatenate([each["adaptive"]["log_probabilities"] for each in said])

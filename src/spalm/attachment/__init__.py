@@ -1,15 +1,16 @@
-"""A frozen pretrained model and texts in, the model with a memory out: examples, learning, policy, score."""
+"""A frozen pretrained model and texts in, the model with a memory out: examples, learning, search policy, scores."""
 
 from spalm.attachment.attach import attach
-from spalm.attachment.attached import Attached, is_attached
+from spalm.attachment.attached import ATTACHED_FILE, Attached, is_attached
 from spalm.attachment.base import PretrainedBase
-from spalm.attachment.policy import ALWAYS, PolicySettings, SearchPolicy
+from spalm.attachment.policy import ALWAYS_SEARCH, PolicySettings, SearchPolicy
 from spalm.attachment.score import remember_files, score_files
 from spalm.attachment.settings import AttachSettings
 from spalm.attachment.table import print_attached
 
 __all__ = [
-    "ALWAYS",
+    "ALWAYS_SEARCH",
+    "ATTACHED_FILE",
     "AttachSettings",
     "Attached",
     "PolicySettings",

@@ -1,43 +1,57 @@
-"""Attaching a memory to a frozen, pretrained language model: text in, a combiner learned and measured, ready to use.
+"""Attaching a memory to a frozen, pretrained language model: texts in, a fitted and measured combiner out.
 
-Figures are those of before dev and test were remembered.
+The figures are measured before dev and test join the memory.
 """
 
 from dataclasses import asdict
 from pathlib import Path
 
+from torch import nn
+
 from spalm import artifact
 from spalm.artifact import Draft, Stage
-from spalm.attachment.attached import FILE, GATE, KIND, MIXTURE, POLICY, Attached
+from spalm.attachment.attached import (
+    ATTACHED_FILE,
+    COMBINER_KIND,
+    GATE_FILE,
+    MIXTURE_FILE,
+    POLICY_FILE,
+    Attached,
+)
 from spalm.attachment.base import PretrainedBase
-from spalm.attachment.combiner import fit_combiner, perplexities, search_curve
 from spalm.attachment.examples import ExampleSets
+from spalm.attachment.learning import fit_combiner
+from spalm.attachment.measuring import perplexities, search_curve
+from spalm.attachment.policy import search_threshold
 from spalm.attachment.settings import AttachSettings
 from spalm.compute import Execution
 from spalm.corpus import Corpus, CorpusSettings, TokeniserSettings, build_corpus
 from spalm.corpus.sources.text_files import TextFiles
 from spalm.lm.pretrained import PretrainedFolder, locate_pretrained
 from spalm.memory import Memory, MemorySettings, open_memory, remember, source_of_split
+from spalm.runs import HELD_OUT
 from spalm.semiparametric import Search, open_search
 from spalm.training.checkpoint import save_tensors
 
-VERSION = 2
+_VERSION = 2
 
 
 def attach(model: str, texts: list[Path], directory: Path, settings: AttachSettings, execution: Execution) -> Attached:
-    """Makes everything at `directory`, or finds it made; a killed run goes on. Keys are made by the engine."""
+    """Makes a model with a memory at `directory`, or finds it there; a killed run continues.
+
+    `model` is a folder, a name on the Hugging Face hub or a .gguf file. Keys are computed by the engine.
+    """
     directory.mkdir(parents=True, exist_ok=True)
     folder = locate_pretrained(model, directory / "model")
     execution.engine.refuse_unless_visible(folder.path / "config.json")
     base = PretrainedBase(folder, folder.digest, execution.hardware, settings.context, settings.stride)
     corpus = build_corpus(_corpus_settings(settings, texts, folder), directory / "corpus", restart=execution.restart)
     memory = _remember_training(base, corpus, directory / "memory", execution)
-    _make_combiner(base, corpus, memory, settings, directory, execution)
-    for split in ("dev", "test"):
-        source = source_of_split(corpus, split)
-        remember(memory, base.encoder, corpus.split(split), source, execution=execution)
+    _fit_and_measure(base, corpus, memory, settings, directory=directory, execution=execution)
+    for split in HELD_OUT:
+        remember(memory, base.encoder, corpus.split(split), source_of_split(corpus, split), execution=execution)
     about = {"source": Path(model).name, "model": _location(folder, directory), "digest": base.digest}
-    artifact.write_json(directory / FILE, {**about, "settings": settings.as_json()})
+    artifact.write_json(directory / ATTACHED_FILE, {**about, "settings": settings.as_json()})
     return Attached(directory, execution.hardware)
 
 
@@ -54,6 +68,7 @@ def _corpus_settings(settings: AttachSettings, texts: list[Path], folder: Pretra
 
 
 def _remember_training(base: PretrainedBase, corpus: Corpus, directory: Path, execution: Execution) -> Memory:
+    """Returns the memory with every position of the training documents in it."""
     train = corpus.split("train")
     memory = open_memory(directory, base.encoder, MemorySettings(), train, restart=execution.restart)
     remember(memory, base.encoder, train, source_of_split(corpus, "train"), execution=execution)
@@ -67,22 +82,26 @@ def _location(folder: PretrainedFolder, directory: Path) -> str:
     return str(path.relative_to(directory.resolve()) if within else path)
 
 
-def _make_combiner(
+def _fit_and_measure(
     base: PretrainedBase,
     corpus: Corpus,
     memory: Memory,
     settings: AttachSettings,
+    *,
     directory: Path,
     execution: Execution,
 ) -> None:
+    """Makes the artifact of the fitted combiner, with its figures."""
+
     def fill(draft: Draft) -> tuple[dict, list[str]]:
         search = _search_of_training(corpus, memory, settings, directory / "index")
-        examples = ExampleSets.of(base, corpus, memory, search, settings)
+        examples = ExampleSets.collect(base, corpus, memory, search, settings)
         fitted = fit_combiner(settings, examples, base.model)
-        save_tensors(draft.directory / MIXTURE, fitted.mixture.state_dict())
-        save_tensors(draft.directory / POLICY, fitted.policy.state_dict())
+        modules: dict[str, nn.Module] = {MIXTURE_FILE: fitted.mixture, POLICY_FILE: fitted.policy}
         if fitted.gate is not None:
-            save_tensors(draft.directory / GATE, fitted.gate.state_dict())
+            modules[GATE_FILE] = fitted.gate
+        for file, module in modules.items():
+            save_tensors(draft.directory / file, module.state_dict())
         facts = {
             "knn": asdict(fitted.knn),
             "cache": asdict(fitted.cache),
@@ -95,10 +114,10 @@ def _make_combiner(
             "curve": search_curve(base, fitted, examples, memory.entries()),
             "threshold": search_threshold(fitted.policy(examples.dev.base.hidden), settings.search),
         }
-        return facts, [MIXTURE, POLICY, *([] if fitted.gate is None else [GATE])]
+        return facts, list(modules)
 
     parents = {"model": base.digest, "corpus": corpus.digest, "memory": memory.lineage()[1]}
-    stage = Stage(KIND, VERSION, settings.as_json(), parents, cheap=True)
+    stage = Stage(COMBINER_KIND, _VERSION, settings.as_json(), parents, cheap=True)
     stage.make(directory / "combiner", fill, restart=execution.restart)
 
 

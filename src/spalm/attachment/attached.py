@@ -3,13 +3,16 @@
 DIR/attached.json    which model it is attached to, and how it is read
 DIR/model            the model, if it had to be converted
 DIR/corpus           the texts: train, dev and test by document
-DIR/memory           every position of the training documents; at the end of the others too
-DIR/index            for live searches
-DIR/combiner         the adaptive mixture, kNN-LM's setting, the policy of searching, and what they gained
+DIR/memory           every position of the training documents, and at the end of dev and test too
+DIR/index            the index for live searches
+DIR/combiner         the adaptive mixture, kNN-LM's setting, the search policy, and what they gained
 """
 
 from functools import cached_property
 from pathlib import Path
+from typing import TypeVar
+
+from torch import nn
 
 from spalm import artifact
 from spalm.artifact import Artifact
@@ -35,13 +38,18 @@ from spalm.semiparametric import (
 )
 from spalm.training import load_parameters
 
-KIND = "attached combiner"
-FILE = "attached.json"
-MIXTURE, POLICY, GATE = "mixture.safetensors", "policy.safetensors", "gate.safetensors"
+ModuleType = TypeVar("ModuleType", bound=nn.Module)
+COMBINER_KIND = "attached combiner"
+"""Kind of the artifact that holds the fitted combiner."""
+ATTACHED_FILE = "attached.json"
+"""File that marks the folder of a model with a memory."""
+MIXTURE_FILE, POLICY_FILE, GATE_FILE = "mixture.safetensors", "policy.safetensors", "gate.safetensors"
+"""Parameters of the fitted combiner."""
 
 
 def is_attached(directory: Path) -> bool:
-    return (directory / FILE).is_file()
+    """Returns whether a folder holds a pretrained model with a memory."""
+    return (directory / ATTACHED_FILE).is_file()
 
 
 class Attached:
@@ -49,9 +57,11 @@ class Attached:
 
     def __init__(self, directory: Path | str, hardware: Hardware):
         self.directory = Path(directory)
-        path = self.directory / FILE
+        path = self.directory / ATTACHED_FILE
         if not is_attached(self.directory):
-            raise InputError(f"{self.directory} holds no model with a memory (no {FILE}); make one with `spalm attach`")
+            raise InputError(
+                f"{self.directory} holds no model with a memory (no {ATTACHED_FILE}); make one with `spalm attach`"
+            )
         about = artifact.read_json(path)
         self.settings = AttachSettings.parse(about["settings"], str(path))
         self.source: str = about["source"]
@@ -62,42 +72,49 @@ class Attached:
         self.base = PretrainedBase(folder, about["digest"], hardware, self.settings.context, self.settings.stride)
         self.corpus = Corpus(self.directory / "corpus")
         self.memory = Memory(self.directory / "memory")
-        self.combined = Artifact(self.directory / "combiner", KIND)
+        self.combiner_artifact = Artifact(self.directory / "combiner", COMBINER_KIND)
+        """The fitted combiner; its facts are kNN-LM's setting, the policy's threshold, and the figures."""
 
     @cached_property
     def search(self) -> Search:
+        """Live search of the memory."""
         return open_search(self.memory, self.directory / "index", self.settings.neighbours)
 
     @cached_property
     def mixture(self) -> AdaptiveMixture:
-        facts = self.combined.facts
-        made = AdaptiveMixture(self.settings.adaptive, facts["width"], facts["neighbours"])
-        load_parameters(made, self.combined.directory / MIXTURE)
-        return made.eval().requires_grad_(False).to(self.base.device)
+        """The fitted adaptive mixture."""
+        facts = self.combiner_artifact.facts
+        mixture = AdaptiveMixture(self.settings.adaptive, facts["width"], facts["neighbours"])
+        return self._load(mixture, MIXTURE_FILE)
 
     @cached_property
     def policy(self) -> SearchPolicy:
-        made = SearchPolicy(self.settings.policy, self.combined.facts["width"])
-        load_parameters(made, self.combined.directory / POLICY)
-        return made.eval().requires_grad_(False).to(self.base.device)
+        """The fitted search policy."""
+        return self._load(SearchPolicy(self.settings.policy, self.combiner_artifact.facts["width"]), POLICY_FILE)
 
     @cached_property
     def gate(self) -> Gate:
-        made = Gate(self.settings.gate, self.combined.facts["width"])
-        load_parameters(made, self.combined.directory / GATE)
-        return made.eval().requires_grad_(False).to(self.base.device)
+        """The trained gate, if it was asked for when the memory was attached."""
+        return self._load(Gate(self.settings.gate, self.combiner_artifact.facts["width"]), GATE_FILE)
+
+    def _load(self, module: ModuleType, file: str) -> ModuleType:
+        """Returns a part of the combiner with its parameters, frozen."""
+        load_parameters(module, self.combiner_artifact.directory / file)
+        return module.eval().requires_grad_(requires_grad=False).to(self.base.device)
 
     @property
     def combiner(self) -> Combiner:
-        """The one that was request for."""
+        """The combiner that was chosen in the settings."""
         return self.combiners[self.settings.combiner]
 
     @cached_property
     def combiners(self) -> dict[str, Combiner]:
-        """All that there are, by their names in the figures."""
+        """All combiners that were fitted, by their names in the figures."""
         found: dict[str, Combiner] = {
             "plain": PlainCombiner(),
-            "knn-lm": KnnCombiner(PlainCombiner(), Knn(**self.combined.facts["knn"])),
+            "knn-lm": KnnCombiner(PlainCombiner(), Knn(**self.combiner_artifact.facts["knn"])),
             "adaptive": MixtureCombiner(PlainCombiner(), self.mixture),
         }
-        return found | {"gate": GateCombiner(self.gate)} if self.settings.combiner == "gate" else found
+        if self.settings.combiner == "gate":
+            found["gate"] = GateCombiner(self.gate)
+        return found

@@ -1,9 +1,10 @@
-"""The frozen pretrained model that a memory is attached to, and how it reads text."""
+"""The frozen pretrained model that a memory is attached to, and the way it reads text."""
 
 from dataclasses import dataclass
 from functools import cached_property
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from spalm.compute import Hardware, SentByFields
@@ -14,8 +15,9 @@ from spalm.lm.pretrained import Pretrained, PretrainedFolder
 from spalm.memory import Encoder
 
 _ENTRIES_PER_SHARD = 1 << 13
-"""Entries after which a slow model's keys are put on disk."""
+"""Number of entries after which keys are put on disk; a pretrained model is slow, so there are few."""
 _LANES_ON_GPU = 16
+"""Number of windows that a GPU reads side by side."""
 
 
 @dataclass(frozen=True)
@@ -26,18 +28,23 @@ class PretrainedBase(SentByFields):
     digest: str
     hardware: Hardware
     context: int
+    """Number of tokens in a window, at most as many as the model can read."""
     stride: int
+    """Number of new tokens in each further window of a document."""
 
     @cached_property
     def model(self) -> Pretrained:
+        """The model, loaded when it is first used."""
         return self.folder.load(self.device)
 
     @cached_property
     def device(self) -> torch.device:
+        """The device on which it computes."""
         return self.hardware.prepare()
 
     @cached_property
     def encoder(self) -> Encoder:
+        """The model as an encoder: its hidden states are the keys of the memory."""
         context = min(self.context, self.model.longest or self.context)
         lanes = 1 if self.device.type == "cpu" else _LANES_ON_GPU
         return Encoder(
@@ -50,7 +57,7 @@ class PretrainedBase(SentByFields):
             entries_per_shard=_ENTRIES_PER_SHARD,
         )
 
-    def hidden(self, stream: TokenStream, title: str) -> Tensor:
+    def hidden(self, stream: TokenStream, title: str) -> Float[Tensor, "n width"]:
         """Returns the hidden state of every position of a text."""
         found = torch.zeros(len(stream), self.model.width)
         with bar(title, len(stream)) as shown:

@@ -1,4 +1,4 @@
-"""Dynamic modes: what a text itself has said so far is searched too. Their figures stand apart from static ones.
+"""Dynamic modes: the text's own past is searched too. Their figures are kept apart from static ones.
 
 growing   every earlier position of the text joins the memory as soon as its token is known
 cache     only the last positions of the text are searched: the continuous cache of Grave et al. (2017)
@@ -9,37 +9,39 @@ import torch
 from jaxtyping import Float, Int
 
 from spalm.neighbours import MISSING
-from spalm.semiparametric.retrieval import Retrieved
+from spalm.semiparametric import Retrieved
 
-_ROWS = 512
+_BATCH = 512
+"""Positions that are searched for at a time."""
 
 
 def nearest_in_past(
     keys: Float[np.ndarray, "n width"], tokens: Int[np.ndarray, "n"], count: int, reach: int | None = None
 ) -> Retrieved:
-    """The nearest earlier positions of the same text, of the last `reach`; a position knows nothing of itself."""
+    """Returns the nearest earlier positions of the same text, among the last `reach`; None: among all."""
     n = len(keys)
     count = min(count, max(1, n))
     vectors, targets = torch.from_numpy(keys.astype(np.float32)), torch.from_numpy(tokens.astype(np.int64))
     squares = (vectors**2).sum(-1)
     found_tokens = torch.zeros(n, count, dtype=torch.long)
     found_distances = torch.full((n, count), torch.inf)
-    for start in range(0, n, _ROWS):
-        stop = min(n, start + _ROWS)
+    for start in range(0, n, _BATCH):
+        stop = min(n, start + _BATCH)
         first = 0 if reach is None else max(0, start - reach)
-        asking, request = torch.arange(start, stop)[:, None], torch.arange(first, stop)[None]
+        queries, candidates = torch.arange(start, stop)[:, None], torch.arange(first, stop)[None]
         gaps = squares[start:stop, None] - 2 * vectors[start:stop] @ vectors[first:stop].T + squares[None, first:stop]
-        gaps = gaps.clamp_min(0).masked_fill(request >= asking, torch.inf)
+        gaps = gaps.clamp_min(0).masked_fill(candidates >= queries, torch.inf)
         if reach is not None:
-            gaps = gaps.masked_fill(request < asking - reach, torch.inf)
-        best = gaps.topk(min(count, gaps.shape[1]), largest=False)
-        found_distances[start:stop, : best.values.shape[1]] = best.values
-        found_tokens[start:stop, : best.values.shape[1]] = targets[first + best.indices]
+            gaps = gaps.masked_fill(candidates < queries - reach, torch.inf)
+        nearest = gaps.topk(min(count, gaps.shape[1]), largest=False)
+        columns = nearest.values.shape[1]
+        found_distances[start:stop, :columns] = nearest.values
+        found_tokens[start:stop, :columns] = targets[first + nearest.indices]
     return Retrieved(found_tokens, found_distances, torch.full((n, count), MISSING))
 
 
 def merge_nearest(one: Retrieved, other: Retrieved, count: int) -> Retrieved:
-    """The nearest of both."""
+    """Returns the nearest neighbours of each position out of two lists."""
     both = Retrieved(
         torch.cat([one.tokens, other.tokens], -1),
         torch.cat([one.distances, other.distances], -1),

@@ -1,6 +1,7 @@
-"""Positions from which a combiner learns, on which it is calibrated, and on which it is measured.
+"""Examples from which a combiner learns, on which it is calibrated, and on which it is measured.
 
-The mixture learns from training positions that do not see their own document: to a frozen model they are as new as dev.
+The mixture learns from training positions whose neighbours are from other documents: to a frozen model they are as new
+as dev.
 """
 
 from collections.abc import Iterator
@@ -16,41 +17,44 @@ from spalm.attachment.settings import AttachSettings
 from spalm.console import bar
 from spalm.corpus import Corpus, TokenStream
 from spalm.memory import Memory
+from spalm.runs import HELD_OUT
 from spalm.semiparametric import BaseOutputs, Retrieved, Search, TrainingExamples, advance_neighbours
 
-_ROWS = 256
-"""Positions whose distributions over the vocabulary are held at a time."""
+_BATCH = 256
+"""Positions whose distributions over the vocabulary are in memory at a time."""
 _PIECE = 256
-"""Positions in a row that are learned from."""
+"""Length of the pieces of consecutive positions that are learned from."""
 _QUESTION_SHARE = 5
-"""One position in so many is learned as part of a question."""
+"""One position in so many is learned from as part of a question."""
 _QUESTION_TOKENS, _LEAST_CONTEXT = 48, 6
-"""Tokens of a question, and the offset in it from which on its positions are learned."""
+"""Number of tokens of a question, and the offset in it of the first position that is learned from."""
 
 
 @dataclass(frozen=True)
 class ExampleSets:
-    """Positions with what was retrieved for them: to learn from, to calibrate on, to measure on."""
+    """Positions with their neighbours: to learn from, to calibrate on, to measure on."""
 
     train: TrainingExamples
     advanced: TrainingExamples
     """The training positions again, with neighbours advanced from the position before instead of searched for."""
     questions: TrainingExamples
-    """Training text again, as one asks for it: with little context, and with its document in the memory."""
+    """Training text again in the way of questions: with little context, and with its own document in the memory."""
     dev: TrainingExamples
     test: TrainingExamples
     test_text: TokenStream
+    """The text of which `test` holds every position."""
     dev_past: Retrieved
-    """What dev positions find among the last ones before them."""
+    """Neighbours of the dev positions among the last positions before them."""
 
     @classmethod
-    def of(
+    def collect(
         cls, base: PretrainedBase, corpus: Corpus, memory: Memory, search: Search, settings: AttachSettings
     ) -> "ExampleSets":
+        """Reads and searches everything that the examples need."""
         train, advanced = _training_examples(base, memory, search, settings)
         questions = _question_examples(base, memory, search, corpus.split("train"), settings)
-        texts = [corpus.split(split).beginning(settings.held_out) for split in ("dev", "test")]
-        dev, test = (examples_of_text(base, memory, search, text) for text in texts)
+        texts = [corpus.split(split).beginning(settings.held_out) for split in HELD_OUT]
+        dev, test = (examples_from_text(base, memory, search, text) for text in texts)
         past = nearest_in_past(memory.keys_of(dev.base.hidden), dev.targets.numpy(), search.count, settings.cache)
         return cls(train, advanced, questions, dev, test, texts[1], past)
 
@@ -58,7 +62,10 @@ class ExampleSets:
 def _training_examples(
     base: PretrainedBase, memory: Memory, search: Search, settings: AttachSettings
 ) -> list[TrainingExamples]:
-    """From pieces of the memory's own documents, each without its document. Their keys are their hidden states."""
+    """Returns training positions with neighbours from other documents, searched for and advanced.
+
+    They are in pieces of the memory's own documents. Their keys are their hidden states.
+    """
     entries = memory.entries()
     count = len(entries) if search.below is None else entries.first_row(search.below)
     rows = _pieces(count, settings)
@@ -67,19 +74,19 @@ def _training_examples(
     with bar("neighbours of training positions", None):
         retrieved = search(keys, own=ids)
     documents = entries.live_documents.index_of(ids)
-    goes_on = np.append(False, (np.diff(ids) == 1) & (np.diff(documents) == 0))
-    before = retrieved[np.maximum(np.arange(len(rows)) - 1, 0)]
-    before.distances[~goes_on] = torch.inf
-    advanced = advance_neighbours(before, tokens.roll(1), entries)
-    return examples_of_several(base, torch.from_numpy(keys), [retrieved, advanced], tokens)
+    continues = np.append(False, (np.diff(ids) == 1) & (np.diff(documents) == 0))
+    previous = retrieved[np.maximum(np.arange(len(rows)) - 1, 0)]
+    previous.distances[~continues] = torch.inf
+    advanced = advance_neighbours(previous, tokens.roll(1), entries)
+    return examples_with_each(base, torch.from_numpy(keys), [retrieved, advanced], tokens)
 
 
 def _question_examples(
     base: PretrainedBase, memory: Memory, search: Search, train: TokenStream, settings: AttachSettings
 ) -> TrainingExamples:
-    """Short pieces from within training documents, read as if they were the beginning of a text.
+    """Returns short pieces from within training documents, read as if they were the beginning of a text.
 
-    Held-out text never tells that a memory may hold the very words: a question about what it holds does. Without these,
+    Held-out text never shows that a memory may hold the very words; a question about what it holds does. Without these,
     a fact that stands in one document only is not trusted.
     """
     random = np.random.default_rng(settings.seed)
@@ -88,51 +95,53 @@ def _question_examples(
     )
     texts = [train.tokens[start : start + _QUESTION_TOKENS] for start in np.sort(starts)]
     ends = np.cumsum([len(text) for text in texts])
-    stream = TokenStream(np.concatenate(texts), ends, lambda: ["request"] * len(texts), train.start)
-    examples = examples_of_text(base, memory, search, stream)
+    stream = TokenStream(np.concatenate(texts), ends, lambda: ["question"] * len(texts), train.start)
+    examples = examples_from_text(base, memory, search, stream)
     offsets = np.arange(len(stream)) - stream.begins[stream.documents_of(np.arange(len(stream)))]
     return examples[torch.from_numpy(np.flatnonzero(offsets >= _LEAST_CONTEXT))]
 
 
 def _pieces(count: int, settings: AttachSettings) -> np.ndarray:
-    """Rows of a memory: as many as are to be learned from, in pieces from all over it."""
+    """Returns rows of a memory to learn from, in pieces from all over it."""
     random = np.random.default_rng(settings.seed)
     pieces = random.permutation(-(-count // _PIECE))[: -(-settings.positions // _PIECE)]
     rows = (np.sort(pieces)[:, None] * _PIECE + np.arange(_PIECE)).reshape(-1)
     return rows[rows < count]
 
 
-def examples_of_text(base: PretrainedBase, memory: Memory, search: Search, text: TokenStream) -> TrainingExamples:
-    """Every position of a text, with what the memory holds for it."""
+def examples_from_text(base: PretrainedBase, memory: Memory, search: Search, text: TokenStream) -> TrainingExamples:
+    """Returns every position of a text, with its neighbours in the memory."""
     hidden = base.hidden(text, f"read {len(text.names):,} document(s)")
     with bar("neighbours", None):
         retrieved = search(memory.keys_of(hidden))
-    return examples_of(base, hidden, retrieved, torch.from_numpy(text.targets(np.arange(len(text)))))
+    return examples_from_hidden(base, hidden, retrieved, torch.from_numpy(text.targets(np.arange(len(text)))))
 
 
-def examples_of(base: PretrainedBase, hidden: Tensor, retrieved: Retrieved, targets: Tensor) -> TrainingExamples:
-    """What the model says at positions whose hidden states are known."""
-    return examples_of_several(base, hidden, [retrieved], targets)[0]
+def examples_from_hidden(
+    base: PretrainedBase, hidden: Tensor, retrieved: Retrieved, targets: Tensor
+) -> TrainingExamples:
+    """Returns positions whose hidden states are known, with the model's outputs."""
+    return examples_with_each(base, hidden, [retrieved], targets)[0]
 
 
-def examples_of_several(
-    base: PretrainedBase, hidden: Tensor, several: list[Retrieved], targets: Tensor
+def examples_with_each(
+    base: PretrainedBase, hidden: Tensor, neighbours: list[Retrieved], targets: Tensor
 ) -> list[TrainingExamples]:
-    """The same for several lists of what was retrieved for these positions."""
-    # Room is made beforehand. What is kept of each round would lie where its large tensors had been, and those of the
-    # next would not fit there: gigabytes were lost so.
-    outputs, log_base = [BaseOutputs.allocate(hidden, retrieved) for retrieved in several], torch.empty(len(hidden))
+    """Returns the same positions once with each of several sets of neighbours; the model predicts once."""
+    # Results are allocated beforehand. Otherwise what is kept of each batch would lie where its large tensors had been,
+    # and those of the next batch would not fit there: that fragmentation cost gigabytes.
+    outputs, log_base = [BaseOutputs.allocate(hidden, retrieved) for retrieved in neighbours], torch.empty(len(hidden))
     with bar("predict", len(hidden)) as shown:
-        for rows, log_probabilities in predictions(base, hidden):
-            for whole, retrieved in zip(outputs, several):
+        for rows, log_probabilities in predict_in_batches(base, hidden):
+            for whole, retrieved in zip(outputs, neighbours):
                 whole[rows] = BaseOutputs.of(hidden[rows], log_probabilities, retrieved[rows])
             log_base[rows] = log_probabilities.gather(-1, targets[rows, None])[:, 0]
             shown.advance(len(rows))
-    return [TrainingExamples(whole, retrieved, log_base, targets) for whole, retrieved in zip(outputs, several)]
+    return [TrainingExamples(whole, retrieved, log_base, targets) for whole, retrieved in zip(outputs, neighbours)]
 
 
-def predictions(base: PretrainedBase, hidden: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """The model's log-probabilities of the whole vocabulary, some rows at a time."""
-    for rows in torch.arange(len(hidden)).split(_ROWS):
+def predict_in_batches(base: PretrainedBase, hidden: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yields (rows, log-probabilities of the whole vocabulary), some rows at a time."""
+    for rows in torch.arange(len(hidden)).split(_BATCH):
         with torch.no_grad():
             yield rows, base.model.log_probabilities(hidden[rows].to(base.device)).cpu()

@@ -1,8 +1,8 @@
-"""Retrieve only when it pays: from the hidden state, before any search, how much a search would gain.
+"""A policy of searching only where it pays: it predicts from the hidden state how much a search would gain.
 
-The paper's own future direction. A small network predicts the gain in log-probability from h_t; a position is searched
-if the prediction is above a threshold: the quantile on dev that a budget asks for. Where nothing is searched, those
-neighbours of the position before that were right stand in, moved on by one: that needs no search.
+The paper names this as a future direction. A small network predicts the gain in log-probability from h_t; a position is
+searched if the prediction is above a threshold, the quantile on dev that a budget asks for. Elsewhere those neighbours
+of the previous position that were right are advanced by one entry, which needs no search.
 """
 
 import torch
@@ -14,30 +14,34 @@ from spalm.semiparametric.fitting import fit_network
 from spalm.settings import Settings
 
 _LEAST, _MOST = -2.0, 4.0
-"""Gains, in nats, beyond which it does not matter how much."""
+"""Bounds in nats between which gains are clamped: beyond them the exact value does not matter."""
 
-ALWAYS = -1e9
+ALWAYS_SEARCH = -1e9
 """A threshold that every prediction is above."""
 
 
 class PolicySettings(Settings):
+    """Settings of the policy and of fitting it."""
+
     width: int = Field(default=64, gt=0)
-    """Size of its inner layer."""
+    """Size of the inner layer."""
     passes: int = Field(default=8, gt=0)
-    """Times that it reads the positions it learns from."""
+    """Passes over the training positions."""
     batch_size: int = Field(default=1024, gt=0)
-    """Positions of a step."""
+    """Positions in a step."""
     learning_rate: float = Field(default=2e-3, gt=0)
-    """Highest learning rate; it falls along a cosine to nothing."""
+    """Highest learning rate; it falls to 0 along a cosine."""
     weight_decay: float = Field(default=0.01, ge=0)
     """Decoupled weight decay."""
     dropout: float = Field(default=0.2, ge=0, lt=1)
-    """Rate on the hidden state that it sees."""
+    """Dropout rate on the hidden state."""
     seed: int = Field(default=1, ge=0)
-    """Of its parameters and the order of the positions."""
+    """Seed of the parameters and of the order of the positions."""
 
 
 class SearchPolicy(nn.Module):
+    """A small network that predicts how much a search would gain."""
+
     def __init__(self, settings: PolicySettings, width: int):
         super().__init__()
         self.settings = settings
@@ -50,12 +54,12 @@ class SearchPolicy(nn.Module):
         )
 
     def forward(self, hidden: Float[Tensor, "n width"]) -> Float[Tensor, "n"]:
-        """The gain that is to be expected of a search, in nats."""
+        """Returns the gain in nats to be expected of a search."""
         return self.network(hidden.float())[..., 0]
 
 
 def learn_policy(settings: PolicySettings, hidden: Float[Tensor, "n width"], gains: Float[Tensor, "n"]) -> SearchPolicy:
-    """A policy that has learned from what searches gained at these positions."""
+    """Returns a policy fitted to the gains of searches at these positions."""
     torch.manual_seed(settings.seed)
     policy = SearchPolicy(settings, hidden.shape[-1])
     wanted = gains.clamp(_LEAST, _MOST)
@@ -68,7 +72,7 @@ def learn_policy(settings: PolicySettings, hidden: Float[Tensor, "n width"], gai
 
 
 def search_threshold(predicted: Float[Tensor, "n"], share: float) -> float:
-    """Above it lies that share of the predictions."""
+    """Returns the threshold above which that share of the predictions lies."""
     if share >= 1:
-        return ALWAYS
-    return float(torch.quantile(predicted.float(), 1 - share)) if share > 0 else -ALWAYS
+        return ALWAYS_SEARCH
+    return float(torch.quantile(predicted.float(), 1 - share)) if share > 0 else -ALWAYS_SEARCH

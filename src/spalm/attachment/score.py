@@ -1,12 +1,13 @@
-"""How well an attached model predicts further texts, and how much their own past would help: static and dynamic."""
+"""Scoring further texts with an attached model, with the memory as it is (static) and with their own past (dynamic)."""
 
 from pathlib import Path
 from typing import Any
 
 from spalm.attachment.attached import Attached
-from spalm.attachment.combiner import mixture_log_probabilities, perplexity
 from spalm.attachment.dynamic import merge_nearest, nearest_in_past
-from spalm.attachment.examples import examples_of, examples_of_text
+from spalm.attachment.examples import examples_from_hidden, examples_from_text
+from spalm.attachment.learning import mixture_log_probabilities
+from spalm.attachment.measuring import perplexity
 from spalm.compute import Execution
 from spalm.corpus import TokenStream, tokenise_files
 from spalm.errors import InputError
@@ -27,13 +28,13 @@ def remember_files(attached: Attached, paths: list[Path], execution: Execution) 
 def score_files(attached: Attached, paths: list[Path]) -> dict[str, Any]:
     """Returns the perplexity per token of texts that the memory does not hold.
 
-    Dynamic figures are those of models that also search what the texts have said so far; nothing is kept of it.
+    Dynamic figures are those with a search of the texts' own past, too. Nothing of the texts is kept.
     """
     text = tokenise_files(paths, attached.corpus.tokeniser)
     if not len(text):
         raise InputError(f"{paths[0]} holds no text to score")
-    _refuse_the_remembered(attached, text)
-    examples = examples_of_text(attached.base, attached.memory, attached.search, text)
+    _refuse_remembered(attached, text)
+    examples = examples_from_text(attached.base, attached.memory, attached.search, text)
     return {
         "tokens": len(text),
         "documents": len(text.names),
@@ -42,7 +43,8 @@ def score_files(attached: Attached, paths: list[Path]) -> dict[str, Any]:
     }
 
 
-def _refuse_the_remembered(attached: Attached, text: TokenStream) -> None:
+def _refuse_remembered(attached: Attached, text: TokenStream) -> None:
+    """Refuses texts that the memory holds."""
     held = set(attached.memory.entries().live_documents.names) & set(text.names)
     if held:
         raise InputError(
@@ -52,7 +54,7 @@ def _refuse_the_remembered(attached: Attached, text: TokenStream) -> None:
 
 def _static(attached: Attached, examples: TrainingExamples) -> dict[str, float]:
     """Returns the perplexities with the memory as it is."""
-    knn = Knn(**attached.combined.facts["knn"])
+    knn = Knn(**attached.combiner_artifact.facts["knn"])
     return {
         "plain": perplexity(examples.log_base),
         "knn-lm": perplexity(knn.target_log_probabilities(examples.log_base, examples.retrieved, examples.targets)),
@@ -61,15 +63,13 @@ def _static(attached: Attached, examples: TrainingExamples) -> dict[str, float]:
 
 
 def _dynamic(attached: Attached, examples: TrainingExamples) -> dict[str, float]:
-    """Returns the perplexities with what the texts themselves have said so far."""
+    """Returns the perplexities when the past of the texts themselves is searched, too."""
     settings, hidden = attached.settings, examples.base.hidden
-    keys, tokens = attached.memory.keys_of(hidden), examples.targets.numpy()
-    cache = Knn(**attached.combined.facts["cache"])
-    last = nearest_in_past(keys, tokens, settings.neighbours, settings.cache)
-    retrieved = merge_nearest(
-        examples.retrieved, nearest_in_past(keys, tokens, settings.neighbours), settings.neighbours
-    )
-    grown = examples_of(attached.base, hidden, retrieved, examples.targets)
+    keys, tokens, count = attached.memory.keys_of(hidden), examples.targets.numpy(), settings.neighbours
+    cache = Knn(**attached.combiner_artifact.facts["cache"])
+    last = nearest_in_past(keys, tokens, count, settings.cache)
+    retrieved = merge_nearest(examples.retrieved, nearest_in_past(keys, tokens, count), count)
+    grown = examples_from_hidden(attached.base, hidden, retrieved, examples.targets)
     return {
         "cache": perplexity(cache.target_log_probabilities(examples.log_base, last, examples.targets)),
         "growing": perplexity(mixture_log_probabilities(attached.mixture, grown)),

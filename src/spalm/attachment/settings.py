@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from spalm.attachment.gate import GateTraining
+from spalm.attachment.gate_training import GateTrainingSettings
 from spalm.attachment.policy import PolicySettings
 from spalm.semiparametric import AdaptiveSettings, GateSettings, KnnSettings
 from spalm.settings import Settings
@@ -14,37 +14,37 @@ class AttachSettings(Settings):
     """How a memory is attached to a pretrained model."""
 
     context: int = Field(default=1024, gt=1)
-    """Tokens that the model reads at once, at most as many as it can."""
+    """Number of tokens that the model reads at once, at most as many as it can."""
     stride: int = Field(default=768, gt=0)
-    """New tokens in each further window of a long document; the rest is left context."""
+    """Number of new tokens in each further window of a long document; the rest of the window is left context."""
     dev_share: float = Field(default=0.1, gt=0, lt=0.5)
-    """Share of the text on which the combiner is calibrated; whole documents."""
+    """Share of the documents on which the combiner is calibrated."""
     test_share: float = Field(default=0.1, gt=0, lt=0.5)
-    """Share of the text on which it is measured; whole documents."""
+    """Share of the documents on which the combiner is measured."""
     document_start: str | None = None
     """Regular expression for a line that begins a new document in a file, its first group the name."""
     neighbours: int = Field(default=512, gt=0)
-    """Neighbours that are searched for."""
+    """Number of neighbours that are searched for."""
     positions: int = Field(default=24_000, gt=0)
-    """Training positions that the mixture learns from."""
+    """Number of training positions that the mixture learns from."""
     held_out: int = Field(default=20_000, gt=0)
-    """Positions of dev that it is calibrated on, and of test that it is measured on, at most."""
+    """Highest number of dev positions for calibration, and of test positions for measuring."""
     search: float = Field(default=1.0, gt=0, le=1)
-    """Share of the positions that are searched, those for which it pays most."""
+    """Share of the positions that are searched: those where a search is expected to gain most."""
     combiner: Literal["adaptive", "knn-lm", "gate"] = "adaptive"
-    """What brings the memory in. The paper's gate is only trained if it is request for here."""
+    """The combiner that is used. The paper's gate is trained only if it is chosen here."""
     knn: KnnSettings = KnnSettings()
-    """On what grid kNN-LM is tuned."""
+    """The grid on which kNN-LM is tuned."""
     adaptive: AdaptiveSettings = AdaptiveSettings(neighbours=512, batch_size=512, passes=8)
-    """The mixture."""
+    """The adaptive mixture."""
     gate: GateSettings = GateSettings(neighbours=16, distance_bias=True, project_memory=True)
     """The paper's gate."""
-    gate_training: GateTraining = GateTraining()
-    """How long it is trained."""
+    gate_training: GateTrainingSettings = GateTrainingSettings()
+    """How the gate is trained."""
     policy: PolicySettings = PolicySettings()
-    """What decides where to search."""
+    """The policy that decides where to search."""
     cache: int = Field(default=2000, gt=0)
-    """Positions back that the continuous cache, a dynamic mode, looks at."""
+    """Number of last positions that the continuous cache, a dynamic mode, searches."""
     seed: int = Field(default=1, ge=0)
     """Seed of the random samples."""
 

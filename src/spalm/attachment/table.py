@@ -1,4 +1,4 @@
-"""What a memory did for a pretrained model, as tables on the console."""
+"""Tables on the console of what a memory gained for a pretrained model."""
 
 from rich import box
 from rich.console import Console
@@ -8,7 +8,8 @@ from spalm.attachment.attached import Attached
 
 
 def print_attached(attached: Attached, console: Console) -> None:
-    facts = attached.combined.facts
+    """Prints perplexities with and without the memory, and by the share of positions that are searched."""
+    facts = attached.combiner_artifact.facts
     knn, figures = facts["knn"], facts["figures"]
     table = Table("model", title=f"{attached.source} with a memory", box=box.SIMPLE_HEAD)
     for heading in (*figures, "change"):

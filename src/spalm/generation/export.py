@@ -13,7 +13,7 @@ from typing import Any
 
 from spalm import artifact
 from spalm.artifact import MANIFEST, TEMPORARY, only_writer
-from spalm.attachment.attached import FILE
+from spalm.attachment.attached import ATTACHED_FILE
 from spalm.corpus.to_tokenizers import to_fast_tokenizer
 from spalm.errors import InputError
 from spalm.generation.model import OWN_MODELS
@@ -61,15 +61,15 @@ def copy_model(source: Path, target: Path, changes: dict[str, Any]) -> None:
     shutil.rmtree(half, ignore_errors=True)
     with only_writer(whole / "memory"):  # it does not change while it is copied
         shutil.copytree(whole, half, ignore=shutil.ignore_patterns(f"*{TEMPORARY}", "*.previous"))
-    attached = (half / FILE).is_file()
+    attached = (half / ATTACHED_FILE).is_file()
     if attached:
         _take_in_the_base(whole, half)
     artifact.write_json(half / CONFIG, {**artifact.read_json(half / CONFIG), **changes})
-    _move(half, wanted, FILE if attached else RESULTS)
+    _move(half, wanted, ATTACHED_FILE if attached else RESULTS)
 
 
 def _take_in_the_base(source: Path, copy: Path) -> None:
-    about = artifact.read_json(source / FILE)
+    about = artifact.read_json(source / ATTACHED_FILE)
     base, place = (source / about["model"]).resolve(), _BASE
     if base.is_relative_to(source):  # it was converted there
         place = str(base.relative_to(source))
@@ -78,7 +78,7 @@ def _take_in_the_base(source: Path, copy: Path) -> None:
         (copy / place).mkdir()
         for path in (path for pattern in _FILES_OF_MODELS for path in base.glob(pattern)):
             shutil.copyfile(path, copy / place / path.name)
-    artifact.write_json(copy / FILE, {**about, "model": place})
+    artifact.write_json(copy / ATTACHED_FILE, {**about, "model": place})
 
 
 def _move(half: Path, target: Path, mark: str) -> None:

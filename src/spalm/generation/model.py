@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from spalm.attachment import SearchPolicy
-from spalm.attachment.attached import FILE, Attached
-from spalm.attachment.policy import ALWAYS
+from spalm.attachment.attached import ATTACHED_FILE, Attached
+from spalm.attachment.policy import ALWAYS_SEARCH
 from spalm.compute import Hardware
 from spalm.corpus.tokeniser import Tokeniser
 from spalm.errors import InputError
@@ -59,7 +59,7 @@ class Live:
     device: torch.device
     policy: SearchPolicy | None = None
     """Decides where to search; none: everywhere."""
-    threshold: float = ALWAYS
+    threshold: float = ALWAYS_SEARCH
     """The gain that must be expected of a search."""
 
     @property
@@ -118,7 +118,7 @@ class _TwoNetworks:
 def open_live(directory: Path | str, hardware: Hardware, model: str | None = None) -> Live:
     """What `spalm attach` made, or a finished run with one of its models."""
     directory = Path(directory)
-    if (directory / FILE).is_file():
+    if (directory / ATTACHED_FILE).is_file():
         if model is not None:
             raise InputError(f"--model {model}: {directory} is one model with its memory; leave it out")
         return live_attached(Attached(directory, hardware))
@@ -130,7 +130,7 @@ def open_live(directory: Path | str, hardware: Hardware, model: str | None = Non
 
 
 def live_attached(attached: Attached) -> Live:
-    base, facts = attached.base, attached.combined.facts
+    base, facts = attached.base, attached.combiner_artifact.facts
     return Live(
         name=attached.directory.resolve().name,
         model=base.model,

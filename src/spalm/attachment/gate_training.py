@@ -1,0 +1,61 @@
+"""Training of the paper's gate on a frozen network: only the gate learns, through the frozen output layer."""
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from pydantic import Field
+from torch import Tensor
+
+from spalm.console import bar
+from spalm.lm.pretrained import Pretrained
+from spalm.semiparametric import Gate, GateSettings, TrainingExamples
+from spalm.semiparametric.fitting import fit_network
+from spalm.settings import Settings
+
+_BATCH = 256
+"""Positions that are scored at a time."""
+
+
+class GateTrainingSettings(Settings):
+    """How the gate is trained."""
+
+    passes: int = Field(default=2, gt=0)
+    """Passes over the training positions."""
+    batch_size: int = Field(default=256, gt=0)
+    """Positions in a step; the logits of all of them are in memory at once."""
+    learning_rate: float = Field(default=1e-3, gt=0)
+    """Highest learning rate; it falls to 0 along a cosine."""
+    weight_decay: float = Field(default=0.01, ge=0)
+    """Decoupled weight decay."""
+    seed: int = Field(default=1, ge=0)
+    """Seed of the order of the positions."""
+
+
+def learn_gate(
+    settings: GateSettings, training: GateTrainingSettings, model: Pretrained, examples: TrainingExamples
+) -> Gate:
+    """Returns a gate trained on these positions."""
+    torch.manual_seed(training.seed)
+    gate = Gate(settings, model.width).initialise().to(model.device)
+    steps = training.passes * -(-len(examples) // training.batch_size)
+    with bar("train the gate", steps) as shown:
+
+        def loss_of(rows: Tensor) -> Tensor:
+            shown.advance()
+            return -_target_log_probabilities(gate, model, examples[rows]).mean()
+
+        fit_network(gate, training, len(examples), loss_of, torch.Generator().manual_seed(training.seed))
+    return gate
+
+
+@torch.no_grad()
+def gate_log_probabilities(gate: Gate, model: Pretrained, examples: TrainingExamples) -> Float[Tensor, "n"]:
+    """Returns log p of the token that came at each position, through the gate."""
+    batches = examples.batches(_BATCH)
+    return torch.cat([_target_log_probabilities(gate, model, batch).cpu() for batch in batches])
+
+
+def _target_log_probabilities(gate: Gate, model: Pretrained, batch: TrainingExamples) -> Float[Tensor, "n"]:
+    retrieved = batch.retrieved.nearest(gate.settings.attended).to(model.device)
+    output = gate(batch.base.hidden.to(model.device), retrieved, model)
+    return -F.cross_entropy(model.logits(output.vectors), batch.targets.to(model.device), reduction="none")

@@ -1,0 +1,92 @@
+"""Figures of a fitted combiner: perplexities, and how much of the gain is left when fewer positions are searched."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from spalm.attachment.base import PretrainedBase
+from spalm.attachment.examples import ExampleSets, predict_in_batches
+from spalm.attachment.gate_training import gate_log_probabilities
+from spalm.attachment.learning import FittedCombiner, mixture_log_probabilities
+from spalm.attachment.policy import search_threshold
+from spalm.console import bar
+from spalm.corpus import TokenStream
+from spalm.lm.pretrained import Pretrained
+from spalm.memory import MISSING, Entries
+from spalm.semiparametric import BaseOutputs, Retrieved, TrainingExamples, advance_neighbours
+
+SEARCHED_SHARES = (0.0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.7, 1.0)
+"""Shares of searched positions at which the curve is measured."""
+
+
+def perplexity(log_probabilities: Float[Tensor, "n"]) -> float:
+    """Returns the perplexity per token of some log-probabilities."""
+    return float(torch.exp(-log_probabilities.double().mean()))
+
+
+def perplexities(examples: TrainingExamples, fitted: FittedCombiner, model: Pretrained) -> dict[str, Any]:
+    """Returns perplexities per token: the model alone, with kNN-LM, with the mixture, with the gate if there is one."""
+    knn = fitted.knn.target_log_probabilities(examples.log_base, examples.retrieved, examples.targets)
+    found: dict[str, Any] = {
+        "plain": perplexity(examples.log_base),
+        "knn-lm": perplexity(knn),
+        "adaptive": perplexity(mixture_log_probabilities(fitted.mixture, examples)),
+    }
+    if fitted.gate is not None:
+        found["gate"] = perplexity(gate_log_probabilities(fitted.gate, model, examples))
+    return {**found, "tokens": len(examples)}
+
+
+@torch.no_grad()
+def search_curve(
+    base: PretrainedBase, fitted: FittedCombiner, examples: ExampleSets, entries: Entries
+) -> list[dict[str, float]]:
+    """Returns the perplexity of test by the share of positions that are searched; thresholds are quantiles on dev."""
+    test = examples.test
+    gains_on_dev, gains_on_test = (fitted.policy(each.base.hidden) for each in (examples.dev, test))
+    thresholds = [search_threshold(gains_on_dev, share) for share in SEARCHED_SHARES]
+    searched = [gains_on_test > threshold for threshold in thresholds]
+    neighbours = [advance_unsearched(test, each, examples.test_text, entries) for each in searched]
+    scores: list[list[Tensor]] = [[] for _ in SEARCHED_SHARES]
+    with bar("search less", len(test)) as shown:
+        for rows, log_probabilities in predict_in_batches(base, test.base.hidden):
+            for found, retrieved in zip(scores, neighbours):
+                outputs = BaseOutputs.of(test.base.hidden[rows], log_probabilities, retrieved[rows])
+                batch = TrainingExamples(outputs, retrieved[rows], test.log_base[rows], test.targets[rows])
+                found.append(fitted.mixture.target_log_probabilities(batch))
+            shown.advance(len(rows))
+    return [
+        {
+            "wanted": share,
+            "threshold": threshold,
+            "searched": float(chosen.double().mean()),
+            "perplexity": perplexity(torch.cat(found)),
+        }
+        for share, threshold, chosen, found in zip(SEARCHED_SHARES, thresholds, searched, scores)
+    ]
+
+
+def advance_unsearched(
+    examples: TrainingExamples, searched: Bool[Tensor, "n"], text: TokenStream, entries: Entries
+) -> Retrieved:
+    """Returns the neighbours of consecutive positions of a text when only some of them are searched.
+
+    At the others, the neighbours of the position before are advanced, within the document.
+    """
+    retrieved, targets = examples.retrieved, examples.targets
+    found = Retrieved(retrieved.tokens.clone(), retrieved.distances.clone(), retrieved.ids.clone())
+    found.distances[~searched] = torch.inf
+    found.ids[~searched] = MISSING
+    begins_document = torch.zeros(len(searched), dtype=torch.bool)
+    begins_document[torch.from_numpy(text.begins[text.begins < len(searched)].astype(np.int64))] = True
+    # All runs of unsearched positions at once: one step further from the last search in each round.
+    now = searched.nonzero()[:, 0]
+    while len(now := now[now + 1 < len(searched)] + 1):
+        now = now[~searched[now] & ~begins_document[now]]
+        advanced = advance_neighbours(found[now - 1], targets[now - 1], entries)
+        found.tokens[now], found.distances[now], found.ids[now] = advanced.tokens, advanced.distances, advanced.ids
+        now = now[advanced.present.any(-1)]
+    return found
