@@ -1,9 +1,21 @@
-"""The command as a user types it, in a process of its own, and small recipes to run it with."""
+"""The command as a user types it, in a process of its own, and small recipes to run it with.
 
+Most commands run in forks of one process that has loaded the libraries: a new Python would spend its time importing.
+"""
+
+import multiprocessing
+import os
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 
+_FORKS = multiprocessing.get_context("forkserver")
+_FORKS.set_forkserver_preload(["torch", "spalm.cli", "transformers.models.llama.modeling_llama"])
+PATIENCE = 300
+"""Seconds that a command may take."""
 SPALM = [sys.executable, "-c", "import torch; torch.set_num_threads(1); from spalm.cli import main; main()"]
+_PLAIN = SPALM
 SMALL_RECIPE = """
 title: A small run
 corpus:
@@ -39,8 +51,43 @@ SMALL_SETTINGS = [
 """Settings that make the demo small."""
 
 
-def spalm(*arguments, **more) -> subprocess.CompletedProcess:
-    return subprocess.run([*SPALM, *map(str, arguments)], capture_output=True, text=True, **more)
+def spalm(*arguments: object, **more) -> subprocess.CompletedProcess:
+    """Runs a command to its end. With an environment or a standard input, in a Python of its own."""
+    command = [*map(str, arguments)]
+    if set(more) - {"cwd"} or SPALM is not _PLAIN:
+        return subprocess.run([*SPALM, *command], capture_output=True, text=True, **more)
+    with tempfile.TemporaryDirectory() as folder:
+        out, errors = Path(folder, "out"), Path(folder, "errors")
+        process = _FORKS.Process(target=_main, args=(command, out, errors, more.get("cwd") or Path.cwd()))
+        process.start()
+        process.join(PATIENCE)
+        if process.exitcode is None:
+            process.kill()
+            process.join()
+        return subprocess.CompletedProcess(
+            ["spalm", *command],
+            process.exitcode,
+            *(path.read_text() if path.exists() else "" for path in (out, errors)),
+        )
+
+
+def _main(command: list[str], out: Path, errors: Path, folder: Path) -> None:
+    """Is the command, in a fork."""
+    for number, path in ((1, out), (2, errors)):
+        with path.open("w") as file:
+            os.dup2(file.fileno(), number)
+    os.chdir(folder)
+    import torch
+
+    from spalm.cli import main
+
+    torch.set_num_threads(1)
+    sys.argv = ["spalm", *command]
+    try:
+        main()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
 
 
 def refused(*arguments, **more) -> str:

@@ -1,0 +1,100 @@
+"""Runs, memories and attached models that an earlier version made open as they did, and give the same numbers."""
+
+import json
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from spalm.memory import Memory
+from spalm.neighbours import open_searcher
+from spalm.runs import ROWS, FinishedRun
+from support.commands import spalm
+
+HERE = Path(__file__).parent
+FOLDER = "@FOLDER@"
+"""Stands in the archive for the folder in which it is unpacked."""
+TOKENS = torch.tensor([[3, 7, 11, 5, 2, 13, 8, 1, 4, 6]])
+
+
+@pytest.fixture(scope="module", params=["made-by-0.1.0"])
+def archive(request) -> Path:
+    return HERE / f"{request.param}.tar.xz"
+
+
+@pytest.fixture(scope="module")
+def answers(archive) -> dict:
+    """What the earlier version found."""
+    return json.loads((HERE / archive.name.replace(".tar.xz", ".json")).read_text())
+
+
+@pytest.fixture(scope="module")
+def made(archive, tmp_path_factory) -> Path:
+    """The archive, unpacked. Whoever changes it unpacks it for himself."""
+    return unpacked(archive, tmp_path_factory.mktemp("made"))
+
+
+def unpacked(archive: Path, to: Path) -> Path:
+    with tarfile.open(archive) as file:
+        file.extractall(to, filter="data")
+    for path in (to / "attached" / "attached.json", to / "attached" / "corpus" / "manifest.json"):
+        path.write_text(path.read_text().replace(FOLDER, str(to)))
+    return to
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def log_probabilities(folder: Path) -> list[float]:
+    pytest.importorskip("transformers")
+    from spalm.generation.transformers_model import SpalmForCausalLM
+
+    scores = SpalmForCausalLM.from_pretrained(folder, device="cpu")(TOKENS).logits.double().log_softmax(-1)
+    return scores[0, :-1].gather(-1, TOKENS[0, 1:, None])[:, 0].tolist()
+
+
+def test_a_memory_finds_what_it_found(made, answers):
+    memory = Memory(made / "run" / "memory")
+    queries = memory.entries().keys(0, 5).astype(np.float32) + np.float32(0.03)
+    ids, distances = open_searcher(memory, made / "run" / "index")[0].search(queries, 4)
+    np.testing.assert_allclose(distances, answers["search"]["distances"], rtol=1e-5)
+    apart = np.diff(distances, axis=1, prepend=-1.0, append=np.inf) > 1e-6
+    unique = apart[:, :-1] & apart[:, 1:]  # what is equally near may come in any order
+    assert (ids[unique] == np.array(answers["search"]["ids"])[unique]).all()
+    assert unique.sum() > 10
+
+
+@pytest.mark.parametrize("name", ["run", "attached"])
+def test_a_model_gives_each_token_the_same_probability(made, answers, name):
+    assert log_probabilities(made / name) == pytest.approx(answers[name], abs=1e-6)
+
+
+def test_a_finished_run_is_read(made):
+    run = FinishedRun(made / "run")
+    assert run.rows == [*ROWS]
+    for row in run.results:
+        records = run.records(row["model"], row["memory_length"])
+        assert len(records.split("test").loss) == len(run.corpus.split("test"))
+
+
+def test_commands_read_what_was_made(archive, tmp_path):
+    folder = unpacked(archive, tmp_path)
+    for part in ("run/memory", "run/spalm", "run/neighbours", "attached/memory"):
+        for verb in ("show", "verify"):
+            found = spalm(verb, part, cwd=folder)
+            assert found.returncode == 0, found.stderr
+    found = spalm("study", "run", "gates", cwd=folder)
+    assert found.returncode == 0, found.stderr
+    assert list((folder / "run" / "study" / "test").glob("gates*"))
+
+
+def test_a_run_that_was_finished_is_finished(archive, tmp_path):
+    """The same command finds every stage done, and changes nothing."""
+    folder = unpacked(archive, tmp_path)
+    before = contents(folder / "run")
+    found = spalm("run", "recipe.yaml", "--out", "run", "--threads", "1", cwd=folder)
+    assert found.returncode == 0, found.stderr
+    assert contents(folder / "run") == before
