@@ -66,9 +66,10 @@ def spalm(*arguments: str) -> None:
 
 def answers() -> dict:
     """What is found and how likely each token of a text is, by the names that version 0.1.0 has for it."""
+    from spalm.serving.hugging_face import SpalmForCausalLM
+
     from spalm.memory import Memory
     from spalm.neighbours import open_searcher
-    from spalm.serving.hugging_face import SpalmForCausalLM
 
     memory = Memory(Path("run/memory"))
     queries = memory.entries().keys(0, 5).astype(np.float32) + np.float32(0.03)

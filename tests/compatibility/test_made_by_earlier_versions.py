@@ -75,9 +75,10 @@ def test_a_model_gives_each_token_the_same_probability(made, answers, name):
 def test_a_finished_run_is_read(made):
     run = FinishedRun(made / "run")
     assert run.rows == [*ROWS]
-    for row in run.results:
-        records = run.records(row["model"], row["memory_length"])
-        assert len(records.split("test").loss) == len(run.corpus.split("test"))
+    for row in run.rows:
+        assert np.isfinite(run.log_probabilities(row, "test")).all()
+    perplexity = np.exp(-run.log_probabilities("spalm", "test").mean())
+    assert perplexity == pytest.approx(run.result("spalm")["test"], rel=1e-6)
 
 
 def test_commands_read_what_was_made(archive, tmp_path):
