@@ -8,6 +8,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 BENCHMARKS := attach training neighbours spalm ray disk plan
 
 .PHONY: setup demo lint quick-tests all-tests check test docs bench $(addprefix bench-,$(BENCHMARKS)) clean
@@ -31,10 +32,10 @@ lint: $(READY)
 	$(BIN)/pyright
 
 quick-tests: $(READY)
-	$(BIN)/python -m pytest -m "not slow" $(ARGS)
+	$(PYTEST) -m "not slow" $(ARGS)
 
 all-tests: $(READY)
-	$(BIN)/python -m pytest $(ARGS)
+	$(PYTEST) $(ARGS)
 
 check: $(READY)
 	@$(MAKE) --no-print-directory -j2 lint quick-tests

