@@ -25,6 +25,7 @@ def _heed_the_keyboard() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.mark.slow
 def test_a_whole_run_then_nothing_to_do_then_one_change(recipe, tmp_path):
     out = tmp_path / "run"
     first = spalm("run", recipe, "--out", out)
@@ -73,6 +74,7 @@ def _look_at(run: Path) -> None:
     assert "no finished run" in refused("explore", run.parent)
 
 
+@pytest.mark.slow
 def test_the_explorer_is_served_until_it_is_stopped(finished):
     command = [*SPALM, "explore", str(finished.directory), "--port", "0"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, preexec_fn=_heed_the_keyboard) as server:
@@ -88,6 +90,7 @@ def test_the_explorer_is_served_until_it_is_stopped(finished):
         server.wait(20)
 
 
+@pytest.mark.slow
 def test_a_memory_grows_forgets_and_refuses(recipe, tmp_path):
     out, memory = tmp_path / "run", tmp_path / "run" / "memory"
     note = tmp_path / "note.txt"
@@ -129,6 +132,7 @@ def test_a_memory_grows_forgets_and_refuses(recipe, tmp_path):
     assert "neighbours.recall = 1.5" in refused("neighbours", recipe, "--out", out, "--recall", "1.5")
 
 
+@pytest.mark.slow
 def test_killed_anywhere_it_ends_with_the_same_bytes(recipe, tmp_path):
     assert spalm("run", recipe, "--out", tmp_path / "whole", "training.steps=60").returncode == 0
     out, kills = tmp_path / "killed", 0
@@ -182,6 +186,7 @@ def test_text_that_looks_like_markup(tmp_path):
     assert "there is no recipe '[/x]'" in refused("run", "[/x]", "--out", tmp_path)
 
 
+@pytest.mark.slow
 def test_interrupted_from_the_keyboard(recipe, tmp_path):
     command = [*SPALM, "train", str(recipe), "transformer", "training.steps=100000", "--out", str(tmp_path / "run")]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, preexec_fn=_heed_the_keyboard)
@@ -209,6 +214,7 @@ def test_a_truncated_token_array(recipe, tmp_path):
     assert "train.tokens has" in refused("train", recipe, "transformer", "--out", out)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_another_configuration(recipe, tmp_path):
     out = tmp_path / "run"
     process = subprocess.Popen(
@@ -225,6 +231,7 @@ def test_a_checkpoint_of_another_configuration(recipe, tmp_path):
     assert "--restart" in said
 
 
+@pytest.mark.slow
 def test_no_disk_space(recipe, tmp_path):
     """A limit on the size of files stands for a full disk: the same error path, and it needs no privileges."""
     out = tmp_path / "run"

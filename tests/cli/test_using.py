@@ -48,6 +48,7 @@ def learned_cited_and_forgotten(folder, note: Path, prompt: str, answer: str, mo
     assert note.name not in found
 
 
+@pytest.mark.slow
 def test_a_fact_is_learned_from_a_document_cited_and_forgotten_with_it(folder, tmp_path):
     (tmp_path / "vault.txt").write_text(FACT)
     about = json.loads((folder / "attached.json").read_text())
@@ -57,6 +58,7 @@ def test_a_fact_is_learned_from_a_document_cited_and_forgotten_with_it(folder, t
     learned_cited_and_forgotten(folder, tmp_path / "vault.txt", PROMPT, ANSWER, "4")
 
 
+@pytest.mark.slow
 def test_a_model_searches_through_an_index_on_disk(folder, tmp_path):
     """What is learned and forgotten later is so with this kind too."""
     (tmp_path / "vault.txt").write_text(FACT)
@@ -98,6 +100,7 @@ def test_static_and_dynamic_figures_stand_apart(folder, tmp_path):
     assert {*found["dynamic"]} == {"cache", "growing"}
 
 
+@pytest.mark.slow
 def test_attach_prints_what_the_memory_did_and_refuses_what_it_cannot_do(folder, tmp_path):
     model = folder.parent / "model"
     about = json.loads((folder / "attached.json").read_text())
@@ -115,6 +118,7 @@ def test_attach_prints_what_the_memory_did_and_refuses_what_it_cannot_do(folder,
     assert "holds no model" in refused("serve", tmp_path / "x")
 
 
+@pytest.mark.slow
 def test_the_server_answers_and_ends_when_it_is_told(folder):
     server = subprocess.Popen([*SPALM, "serve", str(folder), "--port", "0"], stderr=subprocess.PIPE, text=True)
     try:

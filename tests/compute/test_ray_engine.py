@@ -30,6 +30,8 @@ from spalm.neighbours.join import bulk_join
 from spalm.neighbours.join.jobs import JoinJob
 from support.commands import SMALL_RECIPE, refused, spalm
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("ray")
 
 WIDTH = 14

@@ -94,6 +94,7 @@ def test_not_utf8_names_the_document(text_folder, tmp_path):
     build_corpus(settings(text_folder, "bytes", None), tmp_path / "bytes")
 
 
+@pytest.mark.slow
 def test_killed_at_random_moments_it_resumes_to_the_same_bytes(tmp_path):
     folder = tmp_path / "text"
     folder.mkdir()
@@ -126,6 +127,7 @@ def test_killed_at_random_moments_it_resumes_to_the_same_bytes(tmp_path):
     Corpus(tmp_path / "killed").verify()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads the peak memory from /proc")
 def test_a_large_text_passes_through_bounded_memory(tmp_path):
     """The peak does not grow with the text: 64 MB more of it add less than 24 MB."""

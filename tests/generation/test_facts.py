@@ -33,6 +33,7 @@ def attached(smollm2, tmp_path) -> Attached:
     return attach(str(smollm2[1]), [texts], tmp_path / "attached", SETTINGS, Hardware("cpu", 1))
 
 
+@pytest.mark.slow
 def test_a_real_model_learns_a_fact_cites_it_and_forgets_it(attached, tmp_path):
     live = live_attached(attached)
 

@@ -255,6 +255,7 @@ def test_texts_of_a_batch_are_followed_each_by_itself():
     assert cache.get_seq_length() == 5
 
 
+@pytest.mark.slow
 def test_a_real_model_with_a_memory(smollm2, tmp_path):
     """Converted from a GGUF file within the folder: equal without its memory, and whole wherever it is copied to."""
     gguf, converted = smollm2

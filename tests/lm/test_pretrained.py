@@ -181,6 +181,7 @@ def test_the_digest_tells_weights_and_tokenisers_apart(tiny, copy):
     assert PretrainedFolder(copy).digest != same
 
 
+@pytest.mark.slow
 def test_a_gguf_file_is_converted_exactly_and_once(smollm2):
     gguf, folder = smollm2
     before = (folder / "model.safetensors").stat().st_mtime_ns

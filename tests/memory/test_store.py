@@ -253,6 +253,7 @@ def _until_it_survives(monkeypatch, prepare, change, check) -> int:
     raise AssertionError
 
 
+@pytest.mark.slow
 def test_a_crash_while_remembering_loses_nothing(tmp_path, texts, monkeypatch):
     whole = new_memory(tmp_path / "whole", ENCODER)
     add(whole, texts)
@@ -348,6 +349,7 @@ def _forget_and_compact(directory) -> None:
         memory.compact()
 
 
+@pytest.mark.slow
 def test_killed_while_forgetting_and_compacting(memory, texts):
     """A real process, really killed, again and again."""
     random = np.random.default_rng(0)

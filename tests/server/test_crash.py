@@ -10,6 +10,7 @@ from collections import Counter
 from pathlib import Path
 
 import httpx
+import pytest
 
 from spalm.memory import Memory
 from spalm.server import Limits
@@ -26,6 +27,8 @@ from support.servers import (
     stop,
     wait_until,
 )
+
+pytestmark = pytest.mark.slow
 
 SECONDS = float(os.environ.get("SPALM_STRESS_SECONDS", "5"))
 CLIENTS = 32

@@ -190,6 +190,7 @@ def test_ablation_is_what_the_results_say(request, finished):
     assert rows["spalm"][2] == pytest.approx(math.exp(-float(np.mean(alone, dtype=np.float64))))
 
 
+@pytest.mark.slow
 def test_neighbours_are_varied_at_test_and_by_training_anew(finished):
     assert "neighbours" not in available(finished)
     one_thread = Hardware("cpu", 1)
@@ -230,6 +231,7 @@ def test_files_hold_what_the_tables_show_and_are_the_same_again(request, tmp_pat
         assert path.read_bytes() == (tmp_path / "b" / path.name).read_bytes(), path.name
 
 
+@pytest.mark.slow
 def test_the_report_is_one_page_in_which_text_stays_text(finished, tmp_path):
     page = write_report(finished, tmp_path).read_text()
     assert SCRIPT not in page

@@ -22,6 +22,8 @@ from spalm.training import replica
 from support.commands import SMALL_RECIPE
 from support.small_texts import sentences
 
+pytestmark = pytest.mark.slow
+
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
 COMMAND = """
 import os, signal, types

@@ -135,6 +135,7 @@ def run(verb: str, out, text_folder, *more: str) -> subprocess.Popen:
     return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
 
 
+@pytest.mark.slow
 def test_killed_at_random_points_it_ends_with_the_same_bytes(text_folder, tmp_path):
     """`remember` and `neighbours` as a user runs them, killed for good at random moments, then run again."""
     whole, killed = tmp_path / "whole", tmp_path / "killed"

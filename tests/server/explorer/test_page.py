@@ -15,9 +15,10 @@ from spalm.server import make_app
 from spalm.study import write_report
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-pytestmark = pytest.mark.skipif(
-    BROWSER is None, reason="no Chromium on this machine: the page is not tried in a browser"
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine: the page is not tried in a browser"),
+]
 QUIET = "() => !document.body.hasAttribute('aria-busy')"
 SENTENCE = "ka1 lo3 . mi2 nu4 ka7 ."
 
