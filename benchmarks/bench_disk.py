@@ -18,13 +18,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import torch
 
-from bench_neighbours import Repeated, real_keys, resident
+from bench_neighbours import RepeatedKeys, resident, trained_keys
 from spalm.artifact import write_json
 from spalm.compute import parse_size
 from spalm.console import say
 from spalm.corpus import TokenStream
-from spalm.lm import Reading
+from spalm.lm import LanguageModel, Reading
 from spalm.memory import Encoder, Memory, MemorySettings, open_memory, remember
 from spalm.neighbours import IndexKind, IndexSettings, make_searcher, open_searcher
 
@@ -39,19 +40,34 @@ IN_RAM = 4_000_000
 
 
 @dataclass(frozen=True)
-class Copying(Encoder):
-    """Its keys are given."""
+class CopyingEncoder(Encoder):
+    """An encoder without a model: the keys are given."""
 
-    vectors: Repeated | None = None
+    vectors: RepeatedKeys | None = None
 
-    def keys(self, stream, start, stop, to_keys, width, progress=lambda _: None):  # noqa: ARG002
+    def keys(self, stream, start, stop, to_keys, width, progress=lambda _: None):  # noqa: ARG002, PLR0917
+        assert self.vectors is not None
         found = self.vectors.keys(start, stop)
         progress(stop - start)
         return found
 
 
+def no_model() -> LanguageModel:
+    """Stands for the model that is not there."""
+    raise AssertionError("keys are copied")
+
+
 def make_memory(count: int, source: Memory, folder: Path) -> Memory:
-    encoder = Copying("copies", WIDTH, 2, Reading.of(1, 64, 0, 1), None, None, vectors=Repeated(source, count))
+    """Returns a memory of `count` repeated keys."""
+    encoder = CopyingEncoder(
+        "copies",
+        WIDTH,
+        2,
+        Reading.of(1, 64, 0, 1),
+        no_model,
+        lambda: torch.device("cpu"),
+        vectors=RepeatedKeys(source, count),
+    )
     ends = np.arange(DOCUMENT, count + 1, DOCUMENT)
     stream = TokenStream(np.zeros(count, np.int32), ends, lambda: [f"document {end}" for end in ends], 0)
     memory = open_memory(folder, encoder, MemorySettings(), stream)
@@ -60,13 +76,14 @@ def make_memory(count: int, source: Memory, folder: Path) -> Memory:
 
 
 def queries(count: int, source: Memory) -> np.ndarray:
-    """From what would come after the first `count` keys."""
-    longer = Repeated(source, 2 * count)
+    """Returns queries from what would come after the first `count` keys."""
+    longer = RepeatedKeys(source, 2 * count)
     chosen = np.random.default_rng(7).integers(count, 2 * count, QUERIES + 4 * BATCH)
     return np.concatenate([longer.keys(row, row + 1) for row in chosen]).astype(np.float32)
 
 
 def build(memory: Memory, kind: IndexKind, folder: Path) -> dict:
+    """Measures how an index is made."""
     began = time.perf_counter()
     _, description = make_searcher(memory, folder, IndexSettings(kind, 0.95, K, 1))
     size = sum(path.stat().st_size for path in folder.iterdir())
@@ -75,7 +92,7 @@ def build(memory: Memory, kind: IndexKind, folder: Path) -> dict:
 
 
 def ask(memory: Path, asked: Path, folder: Path, group: Path | None = None) -> dict:
-    """In this process, within a control group: milliseconds of one query at a time and of a batch."""
+    """Measures the milliseconds of one query at a time and of a batch, in this process, within a control group."""
     if group:
         (group / "cgroup.procs").write_text(str(os.getpid()))
     searcher, _ = open_searcher(Memory(memory), folder)
@@ -85,7 +102,7 @@ def ask(memory: Path, asked: Path, folder: Path, group: Path | None = None) -> d
     single, batches = every[:QUERIES], every[QUERIES:].reshape(-1, BATCH, WIDTH)
 
     def timed(these: np.ndarray, count: int) -> list[float]:
-        """Milliseconds of each of the searches."""
+        """Returns the milliseconds of each of the searches."""
         taken = []
         for query in these:
             began = time.perf_counter()
@@ -106,19 +123,19 @@ def ask(memory: Path, asked: Path, folder: Path, group: Path | None = None) -> d
 
 
 def bytes_read() -> int:
-    """From storage, so far, by this process."""
+    """Returns the bytes that this process has read from storage so far."""
     lines = Path("/proc/self/io").read_text().splitlines()
     return int(next(line.split()[1] for line in lines if line.startswith("read_bytes")))
 
 
-def in_a_process(work: str, *about: Path | str) -> dict:
-    """What this script prints when it is asked for one thing alone: files that a process has open stay cached."""
-    command = [sys.executable, __file__, "--do", work, *map(str, about)]
+def in_a_process(work: str, *arguments: Path | str) -> dict:
+    """Runs one part of this script in a process of its own, since files that a process has open stay cached."""
+    command = [sys.executable, __file__, "--do", work, *map(str, arguments)]
     return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
 
 
 def control_group(ram: int) -> Path | None:
-    """A group of processes that together may use so much memory; None where we must not make one."""
+    """Makes a group of processes that together may use so much memory; None where that is not allowed."""
     root = Path("/sys/fs/cgroup")
     old = (root / "memory").is_dir()
     group = (root / "memory" if old else root) / f"spalm-bench-{os.getpid()}"
@@ -131,8 +148,8 @@ def control_group(ram: int) -> Path | None:
     return group
 
 
-def forget_cached(*folders: Path) -> None:
-    """Has the system drop what it holds of these files: what a group reads counts as its own only if nobody had it."""
+def drop_from_cache(*folders: Path) -> None:
+    """Drops files from the page cache: what a group reads counts as its own only if it was not cached."""
     for folder in folders:
         for path in folder.rglob("*"):
             if path.is_file():
@@ -142,8 +159,8 @@ def forget_cached(*folders: Path) -> None:
 
 
 def storage(folder: Path) -> dict:
-    """What the disk itself gives: a page at a random place, and a long read."""
-    forget_cached(folder)
+    """Measures the disk itself: a page at a random place, and a long read."""
+    drop_from_cache(folder)
     shard = max(folder.rglob("*.keys"), key=lambda path: path.stat().st_size)
     places = np.random.default_rng(0).integers(0, shard.stat().st_size // 4096, 200) * 4096
     with shard.open("rb", buffering=0) as file:
@@ -153,7 +170,7 @@ def storage(folder: Path) -> dict:
             began = time.perf_counter()
             os.pread(file.fileno(), 4096, place)
             taken.append(1000 * (time.perf_counter() - began))
-    forget_cached(folder)
+    drop_from_cache(folder)
     began = time.perf_counter()
     size = len(shard.read_bytes())
     return {
@@ -163,8 +180,8 @@ def storage(folder: Path) -> dict:
 
 
 def prepare(count: str, keys: Path, work: Path) -> dict:
-    """The memory, its indexes, and queries."""
-    source = real_keys(WIDTH, keys, 1)
+    """Makes the memory, its indexes, and queries."""
+    source = trained_keys(WIDTH, keys, 1)
     memory = make_memory(int(count), source, work / "memory")
     np.save(work / "queries.npy", queries(int(count), source))
     kinds: list[IndexKind] = ["disk", "faiss"] if int(count) <= IN_RAM else ["disk"]
@@ -172,18 +189,19 @@ def prepare(count: str, keys: Path, work: Path) -> dict:
 
 
 def measure(count: int, keys: Path, work: Path, ram: int) -> dict:
+    """Measures one size: with all of the RAM, and within a limit."""
     work.mkdir(parents=True, exist_ok=True)
-    about = work / "memory", work / "queries.npy"
+    inputs = work / "memory", work / "queries.npy"
     row: dict = {"keys": count, "bytes_of_keys": 2 * WIDTH * count}
     row.update(in_a_process("prepare", str(count), keys, work))
     for kind in sorted({"disk", "faiss"} & row.keys()):
-        row[kind]["all_ram"] = in_a_process("ask", *about, work / kind)
+        row[kind]["all_ram"] = in_a_process("ask", *inputs, work / kind)
         say(f"{count:,} keys, {kind}: {row[kind]}")
     group = control_group(ram)
     if group:
         row["storage"], row["ram"] = storage(work), ram
-        forget_cached(work)
-        row["disk"]["limited"] = in_a_process("ask", *about, work / "disk", group)
+        drop_from_cache(work)
+        row["disk"]["limited"] = in_a_process("ask", *inputs, work / "disk", group)
         group.rmdir()
         say(f"{count:,} keys within {ram >> 20} MiB: {row['disk']['limited']}; storage {row['storage']}")
     return row
@@ -198,8 +216,9 @@ def main() -> None:
     parser.add_argument("--do", nargs="+", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.do:
-        what, *about = given.do
-        print(json.dumps(ask(*map(Path, about)) if what == "ask" else prepare(about[0], *map(Path, about[1:]))))
+        what, first, *others = given.do
+        paths = map(Path, others)
+        print(json.dumps(ask(Path(first), *paths) if what == "ask" else prepare(first, *paths)))
         return
     out = given.out.absolute()
     out.parent.mkdir(parents=True, exist_ok=True)

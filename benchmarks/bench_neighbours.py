@@ -18,6 +18,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -33,6 +34,7 @@ from spalm.corpus import tokenise_files
 from spalm.corpus.sources.document import locate
 from spalm.memory import Memory, remember, source_of_split, source_of_text
 from spalm.neighbours import BulkJoin, NeighbourSettings, RamBudget
+from spalm.neighbours.vectors import Vectors
 from spalm.runs import Run, read_recipe
 
 K = 4
@@ -51,18 +53,20 @@ NETWORKS = {
     512: "network.layers=2 network.width=512 network.heads=8 network.head_width=64 network.feed_forward=1024 "
     "training.steps=800 training.evaluate_every=400 training.optimiser.learning_rate=0.002",
 }
+COUNTS = [250_000, 500_000, 1_000_000, 2_000_000, 4_000_000]
 PAPER_CPU_HOURS = (6000, 8000)
+"""Time that the paper reports for the neighbours of WikiText-103."""
 
 
-def real_run(width: int, folder: Path) -> Run:
-    """An encoder trained on WikiText-2, and its memory."""
+def trained_run(width: int, folder: Path) -> Run:
+    """Returns the run of an encoder trained on WikiText-2, and its memory."""
     recipe = read_recipe("wikitext2", [*COMMON, *NETWORKS[width].split()])
     return Run(recipe, folder / f"{width}")
 
 
-def real_keys(width: int, folder: Path, count: int) -> Memory:
-    """At least `count` keys of an encoder trained on WikiText-2."""
-    run = real_run(width, folder)
+def trained_keys(width: int, folder: Path, count: int) -> Memory:
+    """Returns a memory of at least `count` keys of an encoder trained on WikiText-2."""
+    run = trained_run(width, folder)
     memory = run.memory
     if len(memory.entries()) < count:
         for split in ("dev", "test"):
@@ -72,7 +76,7 @@ def real_keys(width: int, folder: Path, count: int) -> Memory:
     return memory
 
 
-class First:
+class FirstKeys:
     """The first keys of a memory."""
 
     def __init__(self, memory: Memory, count: int):
@@ -86,6 +90,9 @@ class First:
     def keys(self, start: int, stop: int) -> np.ndarray:
         return self._entries.keys(start, stop)
 
+    def take(self, rows: np.ndarray) -> np.ndarray:
+        return self._entries.take(rows)
+
     def labels(self, start: int, stop: int) -> np.ndarray:
         return self._entries.labels(start, stop)
 
@@ -93,7 +100,7 @@ class First:
         return self._entries.documents(start, stop)
 
 
-class Repeated(First):
+class RepeatedKeys:
     """The keys of a memory over and over, each time with other noise, a tenth of their own spread."""
 
     _TILE = 64
@@ -103,6 +110,9 @@ class Repeated(First):
         self.width = self._entries.width
         spread = self._entries.keys(0, min(4096, len(self._entries))).astype(np.float32).std(0)
         self._noise = 0.1 * spread * np.random.default_rng(0).standard_normal((1 << 16, self.width), np.float32)
+
+    def __len__(self) -> int:
+        return self._count
 
     def keys(self, start: int, stop: int) -> np.ndarray:
         parts = [np.zeros((0, self.width), "<f2")]
@@ -115,6 +125,9 @@ class Repeated(First):
             start += count
         return np.concatenate(parts)
 
+    def take(self, rows: np.ndarray) -> np.ndarray:
+        return np.concatenate([self.keys(row, row + 1) for row in rows.ravel().tolist()]).reshape(*rows.shape, -1)
+
     def labels(self, start: int, stop: int) -> np.ndarray:
         return np.arange(start, stop)
 
@@ -122,8 +135,8 @@ class Repeated(First):
         return np.zeros(stop - start, np.int64)
 
 
-def ours(vectors: First, recall: float, ram: int, folder: Path) -> tuple[float, np.ndarray]:
-    """Seconds for the whole job as `spalm neighbours` does it, tuning and judging included; and the ids."""
+def run_join(vectors: Vectors, recall: float, ram: int, folder: Path) -> tuple[float, np.ndarray]:
+    """Returns the seconds of the whole job as `spalm neighbours` does it, tuning and judging included; and the ids."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     began = time.perf_counter()
@@ -138,51 +151,64 @@ def ours(vectors: First, recall: float, ram: int, folder: Path) -> tuple[float, 
     return seconds, ids
 
 
-def run_ours(vectors: First, keys: np.ndarray, truth: peers.Truth, aims: list[float], add, out: Path) -> list[float]:
-    """Our join with the first of `aims` that reaches each target; returns the aims that did.
+@dataclass
+class Comparison:
+    """The measurements of all systems on keys of one width, written to `out` as they are made."""
 
-    The sample by which it tunes itself is not the one by which it is judged here: it may have to aim higher.
-    """
-    reached = []
-    for target in TARGETS:
-        for aim in (aim for aim in aims if target <= aim < target + (1 - target) * 0.6):
-            seconds, ids = ours(vectors, aim, 8 << 30, out.parent / "work")
-            recall = truth.recall(keys, ids[truth.rows].astype(np.int64))
-            add("spalm", recall, seconds, f"--recall {aim:.4g}")
-            if recall >= target:
-                reached.append(aim)
-                break
-    return reached
+    vectors: FirstKeys
+    rows: list[dict]
+    out: Path
+
+    def __post_init__(self) -> None:
+        self.keys = self.vectors.keys(0, len(self.vectors)).astype(np.float32)
+        self.truth = peers.Truth.of(self.keys, K, JUDGED, seed=5)
+
+    def add(self, system: str, recall: float, seconds: float, settings: str) -> None:
+        """Keeps and prints a measurement."""
+        count, width = self.keys.shape
+        row = {"system": system, "keys": count, "width": width, "recall": recall, "seconds": seconds}
+        self.rows.append({**row, "settings": settings})
+        say(f"{system}, width {width}: recall {recall:.3f} in {seconds:.1f} s ({settings})")
+        write_json(self.out, self.rows)
+
+    def measure_join(self, aims: list[float]) -> list[float]:
+        """Measures our join with the first of `aims` that reaches each target; returns the aims that did.
+
+        The sample by which the join tunes itself is not the one by which it is judged here: it may have to aim higher.
+        """
+        reached = []
+        for target in TARGETS:
+            for aim in (aim for aim in aims if target <= aim < target + (1 - target) * 0.6):
+                seconds, ids = run_join(self.vectors, aim, 8 << 30, self.out.parent / "work")
+                recall = self.truth.recall(self.keys, ids[self.truth.rows].astype(np.int64))
+                self.add("spalm", recall, seconds, f"--recall {aim:.4g}")
+                if recall >= target:
+                    reached.append(aim)
+                    break
+        return reached
 
 
 def compare(keys_folder: Path, out: Path, count: int, widths: list[int], systems: str) -> None:
+    """Measures our join and its peers on the same keys, and prints who is fastest at which recall."""
     rows = json.loads(out.read_text()) if out.exists() else []
     for width in widths:
-        vectors = First(real_keys(width, keys_folder, count), count)
-        keys = vectors.keys(0, count).astype(np.float32)
-        truth = peers.Truth.of(keys, K, JUDGED, seed=5)
         measured = {"ours": ["spalm"], "peers": sorted({row["system"] for row in rows} - {"spalm"})}
         replaced = measured.get(systems, measured["ours"] + measured["peers"])
         rows = [row for row in rows if row["width"] != width or row["system"] not in replaced]
-
-        def add(system: str, recall: float, seconds: float, settings: str, width=width, rows=rows) -> None:
-            row = {"system": system, "keys": count, "width": width, "recall": recall, "seconds": seconds}
-            rows.append({**row, "settings": settings})
-            say(f"{system}, width {width}: recall {recall:.3f} in {seconds:.1f} s ({settings})")
-            write_json(out, rows)
-
+        comparison = Comparison(FirstKeys(trained_keys(width, keys_folder, count), count), rows, out)
         aims = [target + share * (1 - target) for target in TARGETS for share in (0, 1 / 4, 1 / 2)]
-        aims = run_ours(vectors, keys, truth, aims, add, out) if systems != "peers" else []
-        for number, (system, set_up) in enumerate(peers.set_ups(keys, K) if systems != "ours" else []):
-            for recall, seconds, settings in peers.measure(set_up, keys, truth, TARGETS):
-                add(system, recall, seconds, settings)
+        aims = comparison.measure_join(aims) if systems != "peers" else []
+        set_ups = peers.set_ups(comparison.keys, K) if systems != "ours" else []
+        for number, (system, set_up) in enumerate(set_ups):
+            for recall, seconds, settings in peers.measure(set_up, comparison.keys, comparison.truth, TARGETS):
+                comparison.add(system, recall, seconds, settings)
             if number in (1, 3, 5):  # after each IVF, the fastest peers: what slows the machine down slows both
-                run_ours(vectors, keys, truth, aims, add, out)
+                comparison.measure_join(aims)
     print_comparison(rows)
 
 
 def medians(rows: list[dict]) -> list[dict]:
-    """One row for each setting: what was measured several times by its median."""
+    """Returns the rows with the median of what was measured several times with the same settings."""
     return [
         {**row, "seconds": float(np.median([each["seconds"] for each in rows if each["settings"] == row["settings"]]))}
         for row in rows
@@ -190,7 +216,7 @@ def medians(rows: list[dict]) -> list[dict]:
 
 
 def print_comparison(rows: list[dict]) -> None:
-    """For each width and target, the fastest set-up of every system that reaches it."""
+    """Prints, for each width and target, the fastest set-up of every system that reaches it."""
     table = Table("width", "recall of at least", "system", "recall", "seconds", "times ours", "settings", box=None)
     for width in sorted({row["width"] for row in rows}):
         for target in TARGETS:
@@ -216,13 +242,15 @@ def print_comparison(rows: list[dict]) -> None:
 
 
 def growth(keys_folder: Path, out: Path, counts: list[int], width: int = 512) -> None:
-    memory = real_keys(width, keys_folder, max(counts))
+    """Fits how the time of the join grows with the number of keys."""
+    memory = trained_keys(width, keys_folder, max(counts))
     measured = []
     for count in counts:
-        seconds, _ = ours(First(memory, count), 0.95, 8 << 30, out.parent / "work")
+        seconds, _ = run_join(FirstKeys(memory, count), 0.95, 8 << 30, out.parent / "work")
         measured.append({"keys": count, "seconds": seconds})
         say(f"{count:,} keys: {seconds:.1f} s")
-    exponent, constant = np.polyfit(*(np.log([row[name] for row in measured]) for name in ("keys", "seconds")), 1)
+    keys, seconds = (np.log([row[name] for row in measured]) for name in ("keys", "seconds"))
+    exponent, constant = np.polyfit(keys, seconds, 1)
     cores = torch.get_num_threads()
     hours = math.exp(constant + exponent * math.log(103e6)) * cores / 3600
     result = {"exponent": float(exponent), "core_hours_103M": hours, "width": width, "recall": 0.95, "cores": cores}
@@ -231,7 +259,7 @@ def growth(keys_folder: Path, out: Path, counts: list[int], width: int = 512) ->
 
 
 def large(keys_folder: Path, out: Path, count: int, ram: str) -> None:
-    """In a process of its own, whose memory, its workers' included, is watched."""
+    """Runs the join of a large memory in a process of its own and watches its RAM, that of its workers included."""
     command = [sys.executable, __file__, "--only", "large-job", "--count", str(count), "--ram", ram]
     began = time.perf_counter()
     process = subprocess.Popen([*command, "--out", str(out), "--keys", str(keys_folder)])
@@ -253,7 +281,7 @@ def large(keys_folder: Path, out: Path, count: int, ram: str) -> None:
 
 
 def family(pid: int) -> list[int]:
-    """A process and its descendants."""
+    """Returns the ids of a process and its descendants."""
     try:
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     except OSError:
@@ -262,7 +290,7 @@ def family(pid: int) -> list[int]:
 
 
 def resident(pid: int) -> int:
-    """Resident bytes; what processes share is counted in each of them."""
+    """Returns the resident bytes of a process; what processes share is counted in each of them."""
     try:
         return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:
@@ -276,6 +304,7 @@ def main() -> None:
     parser.add_argument("--only", choices=["compare", "growth", "large", "large-job"])
     parser.add_argument("--count", type=int, help="keys to compare, or of the large memory")
     parser.add_argument("--systems", choices=["all", "ours", "peers"], default="all", help="to compare again")
+    parser.add_argument("--counts", type=int, nargs="+", default=COUNTS, help="keys by which growth is measured")
     parser.add_argument("--widths", type=int, nargs="+", default=[128, 512])
     parser.add_argument("--ram", default="4G")
     given = parser.parse_args()
@@ -283,13 +312,13 @@ def main() -> None:
     folder.mkdir(parents=True, exist_ok=True)
     keys_folder = given.keys or folder / "keys"
     if given.only == "large-job":
-        vectors = Repeated(real_keys(512, keys_folder, 1), given.count)
-        ours(vectors, 0.95, parse_size(given.ram), folder / "work")
+        vectors = RepeatedKeys(trained_keys(512, keys_folder, 1), given.count)
+        run_join(vectors, 0.95, parse_size(given.ram), folder / "work")
         return
     if given.only in (None, "compare"):
         compare(keys_folder, given.out, given.count or 1_000_000, given.widths, given.systems)
     if given.only in (None, "growth"):
-        growth(keys_folder, folder / "growth.json", [250_000, 500_000, 1_000_000, 2_000_000, 4_000_000])
+        growth(keys_folder, folder / "growth.json", given.counts)
     if given.only in (None, "large"):
         large(keys_folder, folder / "large.json", given.count or 10_000_000, given.ram)
 

@@ -13,10 +13,11 @@ import statistics
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from bench_neighbours import First, K, real_keys
+from bench_neighbours import FirstKeys, K, trained_keys
 from spalm.artifact import write_json
 from spalm.compute import LOCAL, using_threads
 from spalm.console import say
@@ -25,7 +26,7 @@ from spalm.neighbours import BulkJoin, NeighbourSettings, RamBudget
 from spalm.neighbours.join.cost import gflops_of_a_core
 from spalm.neighbours.join.join import Join
 from spalm.neighbours.join.layout import PartitionedVectors
-from spalm.runs.recipe import read_recipe
+from spalm.runs import read_recipe
 
 WIDTH = 512
 VOCABULARY = 33_060
@@ -33,7 +34,7 @@ VOCABULARY = 33_060
 
 @torch.inference_mode()
 def reading(rounds: int) -> dict:
-    """Windows of a segment, as keys are made: hidden states alone."""
+    """Measures windows of a segment as keys are made: hidden states alone."""
     recipe = read_recipe("wikitext103", [])
     segment = recipe.training.segment_length
     model = Transformer(recipe.network, VOCABULARY).initialise(0).eval()
@@ -49,64 +50,65 @@ def reading(rounds: int) -> dict:
     return {**found, "mflops_of_a_token": flops / 1e6, "tokens_per_second": found["reading_gflops"] * 1e9 / flops}
 
 
-class Watched:
+class ReadCounter:
     """Counts what the blocks of joins read while it is entered; what tuning reads is not counted."""
 
-    def __enter__(self) -> "Watched":
+    def __enter__(self) -> "ReadCounter":
         self.scanned = self.whole = self.fresh = 0
         self._seen, self._lock = threading.local(), threading.Lock()
         self._originals = PartitionedVectors.scan, PartitionedVectors.squared_distances, Join.block
-        scan, distances, block = self._originals
+        scan, squared_distances, block = self._originals
 
-        def watched_scan(vectors_, rows):
+        def counting_scan(vectors, rows):
             seen = getattr(self._seen, "places", None)
             if isinstance(rows, slice) and seen is not None:
                 with self._lock:
                     self.scanned += rows.stop - rows.start
                     self.fresh += 0 if rows.start in seen else rows.stop - rows.start
                 seen.add(rows.start)
-            return scan(vectors_, rows)
+            return scan(vectors, rows)
 
-        def watched_distances(vectors_, vectors, rows):
+        def counting_distances(keys, vectors, rows):
             if getattr(self._seen, "places", None) is not None:
                 with self._lock:
                     self.whole += int((rows >= 0).sum())
-            return distances(vectors_, vectors, rows)
+            return squared_distances(keys, vectors, rows)
 
-        def watched_block(join, first, last):
+        def counting_block(join, first, last):
             self._seen.places = set()
             found = block(join, first, last)
             self._seen.places = None
             return found
 
-        PartitionedVectors.scan, PartitionedVectors.squared_distances, Join.block = (
-            watched_scan,
-            watched_distances,
-            watched_block,
-        )
+        _patch(counting_scan, counting_distances, counting_block)
         return self
 
     def __exit__(self, *_) -> None:
-        PartitionedVectors.scan, PartitionedVectors.squared_distances, Join.block = self._originals
+        _patch(*self._originals)
 
 
-def join(vectors: First, work: Path) -> dict:
+def _patch(scan: Any, squared_distances: Any, block: Any) -> None:
+    PartitionedVectors.scan, PartitionedVectors.squared_distances, Join.block = scan, squared_distances, block
+
+
+def join(vectors: FirstKeys, work: Path) -> dict:
+    """Measures what a query of the join reads."""
     shutil.rmtree(work, ignore_errors=True)
     (work / "table").mkdir(parents=True)
     bulk = BulkJoin(
         vectors, NeighbourSettings(count=K), work / "table", work / "work", budget=RamBudget.of(8 << 30, LOCAL)
     )
     bulk.prepare()
-    with Watched() as watched:
+    with ReadCounter() as reads:
         bulk.find("train", len(vectors), K, first_id=0)
     shutil.rmtree(work)
     count = len(vectors)
     return {
         "keys": count,
         "scan_width": bulk.partitions.space.width,
-        "scanned_by_a_query": watched.scanned / count,
-        "fresh_by_a_query": watched.fresh / count,
-        "whole_keys_by_a_query": watched.whole / count,
+        "scanned_by_a_query": reads.scanned / count,
+        "fresh_by_a_query": reads.fresh / count,
+        "whole_keys_by_a_query": reads.whole / count,
     }
 
 
@@ -121,9 +123,9 @@ def main() -> None:
     out.parent.mkdir(parents=True, exist_ok=True)
     found = {"reading": reading(given.rounds), "join": []}
     say(f"{found['reading']}")
-    memory = real_keys(WIDTH, given.keys or out.parent / "keys", max(given.counts))
+    memory = trained_keys(WIDTH, given.keys or out.parent / "keys", max(given.counts))
     for count in given.counts:
-        found["join"].append(join(First(memory, count), out.parent / "work-plan"))
+        found["join"].append(join(FirstKeys(memory, count), out.parent / "work-plan"))
         say(f"{found['join'][-1]}")
         write_json(out, found)
 

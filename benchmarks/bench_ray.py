@@ -17,13 +17,13 @@ from pathlib import Path
 
 import torch
 
-from bench_neighbours import family, real_run
+from bench_neighbours import family, trained_run
 from spalm.artifact import digest_of_file, write_json
-from spalm.compute import Engine, JobPart, ProgressCallback, open_engine, set_threads, split_rows
+from spalm.compute import Engine, Execution, JobPart, ProgressCallback, open_engine, set_threads, split_rows
 from spalm.console import say
 from spalm.memory import MemorySettings, open_memory, remember, source_of_text
 from spalm.neighbours import BulkJoin, NeighbourSettings, RamBudget
-from spalm.runs.recipe import Run
+from spalm.runs import Run
 
 K = 4
 WIDTH = 128
@@ -45,7 +45,7 @@ def job(run: Run, count: int, engine: Engine, folder: Path) -> tuple[dict[str, f
     stream = run.corpus.split("train").beginning(count)
     memory = open_memory(folder / "memory", run.encoder, MemorySettings(), stream)
     used, began = processor_seconds(), time.perf_counter()
-    remember(memory, run.encoder, stream, source_of_text(stream), engine=engine)
+    remember(memory, run.encoder, stream, source_of_text(stream), execution=Execution(cluster=engine))
     remembered = time.perf_counter()
     settings, budget = NeighbourSettings(count=K), RamBudget.of(8 << 30, engine)
     join = BulkJoin(memory.entries(), settings, folder / "table", folder / "work", budget=budget, engine=engine)
@@ -83,7 +83,7 @@ def main() -> None:
     given = parser.parse_args()
     out = given.out.absolute()
     out.parent.mkdir(parents=True, exist_ok=True)
-    run, cores = real_run(WIDTH, (given.keys or out.parent / "keys").absolute()), given.cores
+    run, cores = trained_run(WIDTH, (given.keys or out.parent / "keys").absolute()), given.cores
     set_threads(cores)
     measured: dict[str, list[dict[str, float]]] = {"local": [], "ray": []}
     began = time.perf_counter()

@@ -23,7 +23,7 @@ ALONE = 50_000
 
 @dataclass(frozen=True)
 class Truth:
-    """Queries with the distance of their K-th neighbour, themselves left out."""
+    """Sampled queries with the distance of their K-th true neighbour, themselves left out."""
 
     rows: np.ndarray
     kth: np.ndarray
@@ -35,7 +35,7 @@ class Truth:
         return cls(rows, np.sort(_distances(keys, rows, without_itself(ids, rows)), axis=1)[:, -1])
 
     def recall(self, keys: np.ndarray, ids: np.ndarray) -> float:
-        """Share of neighbours that are no further away than the true K-th: which of several equals does not matter."""
+        """Returns the share of neighbours that are no further than the true K-th; equals are interchangeable."""
         return float((_distances(keys, self.rows, ids) <= self.kth[:, None] * (1 + 1e-4) + 1e-4).mean())
 
 
@@ -45,7 +45,7 @@ def _distances(keys: np.ndarray, rows: np.ndarray, ids: np.ndarray) -> np.ndarra
 
 
 def without_itself(ids: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """One column fewer: a query's own row, or the last where its own is not among them."""
+    """Returns ids without a query's own row, or without the last where its own is not among them."""
     own = ids == rows[:, None]
     own[~own.any(1), -1] = True
     first = np.zeros_like(own)
@@ -55,19 +55,19 @@ def without_itself(ids: np.ndarray, rows: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class SetUp:
-    """A peer that has been built."""
+    """A peer that has been built, with the search settings to try."""
 
     name: str
     build_seconds: float
     settings: list[Any]
-    """From cheap to dear."""
-    sample: Callable[[np.ndarray, int], np.ndarray]
-    """(rows to search for, setting) -> ids, the query itself among them."""
-    together: Callable[[np.ndarray, int], np.ndarray] | None = None
-    """How all queries are searched at once, where that is not the same."""
+    """Search settings, from cheap to dear."""
+    sample: Callable[[np.ndarray, Any], np.ndarray]
+    """Search for sampled rows: (rows, setting) -> ids, the query itself among them."""
+    together: Callable[[np.ndarray, Any], np.ndarray] | None = None
+    """Search for all rows at once, where that is done differently."""
 
-    def seconds(self, setting: int, count: int) -> float:
-        """Of searching for every key."""
+    def seconds(self, setting: Any, count: int) -> float:
+        """Returns the time of searching for every key."""
         if self.together is not None:
             return timed(self.together, np.arange(count), setting)[0]
         part = np.random.default_rng(0).permutation(count)[:ALONE]
@@ -75,7 +75,7 @@ class SetUp:
 
 
 def measure(set_up: SetUp, keys: np.ndarray, truth: Truth, targets: list[float]) -> Iterator[tuple[float, float, str]]:
-    """(recall, seconds for the whole job, settings) for each target that the set-up reaches; else for what it does."""
+    """Yields (recall, seconds of the whole job, settings) for each target; the last may fall short of its target."""
     settings = iter(set_up.settings)
     recall, setting = 0.0, 0
     for target in targets:
@@ -87,14 +87,15 @@ def measure(set_up: SetUp, keys: np.ndarray, truth: Truth, targets: list[float])
             return
 
 
-def timed(function: Callable, *arguments):
+def timed(function: Callable, *arguments) -> tuple[float, Any]:
+    """Returns the seconds that a call takes, and its result."""
     began = time.perf_counter()
     result = function(*arguments)
     return time.perf_counter() - began, result
 
 
-def _index(keys: np.ndarray, factory: str, iterations: int, points: int) -> tuple[float, faiss.Index]:
-    def build() -> faiss.Index:
+def _index(keys: np.ndarray, factory: str, iterations: int, points: int) -> tuple[float, Any]:
+    def build() -> Any:
         index = faiss.index_factory(keys.shape[1], factory)
         inner = faiss.extract_index_ivf(index)
         inner.cp.niter, inner.cp.max_points_per_centroid, inner.cp.min_points_per_centroid = iterations, points, 1
@@ -108,7 +109,7 @@ def _index(keys: np.ndarray, factory: str, iterations: int, points: int) -> tupl
 def ivf(
     keys: np.ndarray, neighbours: int, partitions: int, iterations: int, points: int
 ) -> Iterator[tuple[str, SetUp]]:
-    """IVF, searched query by query and by big_batch_search."""
+    """Yields IVF, searched query by query and by big_batch_search."""
     from faiss.contrib.big_batch_search import big_batch_search
 
     seconds, index = _index(keys, f"IVF{partitions},Flat", iterations, points)
@@ -128,7 +129,7 @@ def ivf(
 
 
 def fast_scan(keys: np.ndarray, neighbours: int, partitions: int) -> Iterator[tuple[str, SetUp]]:
-    """IVF with 4-bit codes, re-ranked with the keys."""
+    """Yields IVF with 4-bit codes, re-ranked with the keys."""
     codes = keys.shape[1] // 2
     seconds, index = _index(keys, f"IVF{partitions},PQ{codes}x4fs,RFlat", 10, 64)
 
@@ -144,7 +145,7 @@ def fast_scan(keys: np.ndarray, neighbours: int, partitions: int) -> Iterator[tu
 
 
 def knn_lm(keys: np.ndarray, neighbours: int) -> Iterator[tuple[str, SetUp]]:
-    """The kNN-LM recipe: IVF4096,PQ64 and 32 probes; trained quickly, which spares it time."""
+    """Yields the kNN-LM recipe: IVF4096,PQ64 and 32 probes; trained quickly, which spares it time."""
     seconds, index = _index(keys, "IVF4096,PQ64", 4, 64)
 
     def search(rows: np.ndarray, probes: int) -> np.ndarray:
@@ -155,10 +156,12 @@ def knn_lm(keys: np.ndarray, neighbours: int) -> Iterator[tuple[str, SetUp]]:
 
 
 def cluster_pairs(keys: np.ndarray, neighbours: int, partitions: int) -> Iterator[tuple[str, SetUp]]:
-    """Each partition's keys against those of its nearest partitions, with faiss.knn."""
+    """Yields the search of each partition's keys among those of its nearest partitions, with faiss.knn."""
 
     def build() -> tuple[list[np.ndarray], np.ndarray]:
-        means = faiss.Kmeans(keys.shape[1], partitions, niter=10, max_points_per_centroid=64, min_points_per_centroid=1)
+        means: Any = faiss.Kmeans(
+            keys.shape[1], partitions, niter=10, max_points_per_centroid=64, min_points_per_centroid=1
+        )
         means.train(keys)
         member = means.index.search(keys, 1)[1][:, 0]
         order = np.argsort(member, kind="stable")
@@ -183,9 +186,9 @@ def cluster_pairs(keys: np.ndarray, neighbours: int, partitions: int) -> Iterato
 
 
 def scann(keys: np.ndarray, neighbours: int, leaves: int) -> Iterator[tuple[str, SetUp]]:
-    """A tree of leaves with codes; swept over pairs of leaves searched and candidates re-ranked."""
+    """Yields ScaNN: a tree of leaves with codes, swept over pairs of leaves searched and candidates re-ranked."""
     try:
-        import scann as library
+        import scann as library  # pyright: ignore[reportMissingImports]
     except ImportError:
         say("ScaNN is left out: pip install 'spalm[scann]' to compare with it")
         return
@@ -208,7 +211,7 @@ def scann(keys: np.ndarray, neighbours: int, leaves: int) -> Iterator[tuple[str,
 
 
 def set_ups(keys: np.ndarray, neighbours: int) -> Iterator[tuple[str, SetUp]]:
-    """One after another, so that only one is in memory."""
+    """Yields all set-ups one after another, so that only one is in RAM."""
     yield from ivf(keys, neighbours, 1024, 10, 64)
     yield from ivf(keys, neighbours, 2048, 10, 64)
     yield from ivf(keys, neighbours, 4096, 4, 40)

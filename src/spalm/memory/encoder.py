@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from spalm.compute import SentByFields
+from spalm.compute import ProgressCallback, SentByFields
 from spalm.corpus import TokenStream
 from spalm.errors import InputError
 from spalm.lm import LanguageModel, Reading, TrainedModel, hidden_states
@@ -88,7 +88,7 @@ class Encoder(SentByFields):
         stop: int,
         to_keys: Callable[[torch.Tensor], np.ndarray],
         width: int,
-        progress: Callable[[int], None] = lambda _: None,
+        progress: ProgressCallback = lambda _: None,
     ) -> np.ndarray:
         """Returns the keys of [start, stop), in order."""
         keys = np.empty((stop - start, width), "<f2")

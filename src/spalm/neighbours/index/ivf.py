@@ -8,6 +8,7 @@ Keys are compared in the scan space with a byte for each dimension: candidates n
 
 from math import ceil
 from pathlib import Path
+from typing import Any
 
 import faiss
 import numpy as np
@@ -21,6 +22,8 @@ from spalm.neighbours.parallel import chunks, thread_map
 from spalm.neighbours.partitions import Partitions, learn_partitions, partition_size
 from spalm.neighbours.vectors import Vectors, sample_vectors
 
+IvfIndex = Any
+"""A faiss.IndexIVFScalarQuantizer: faiss's stubs know only the base classes of what its functions return."""
 FILE = "index"
 PARTITIONS = "partitions.safetensors"
 TRAINED = "trained"
@@ -40,9 +43,9 @@ class FaissIndex:
 
     on_disk = False
 
-    def __init__(self, index: faiss.IndexIVF, partitions: Partitions):
+    def __init__(self, index: IvfIndex, partitions: Partitions):
         self._index, self._partitions = index, partitions
-        self._centres = faiss.downcast_index(index.quantizer)
+        self._centres: Any = faiss.downcast_index(index.quantizer)
         self.most_effort = index.nlist
 
     @property
@@ -60,7 +63,7 @@ class FaissIndex:
     def build(cls, entries: Vectors, seed: int, folder: Path, engine: Engine) -> "FaissIndex":
         """Trains the index and adds all entries."""
         partitions = train_index(entries, seed, folder, engine)
-        index = faiss.read_index(str(folder / TRAINED))
+        index: IvfIndex = faiss.read_index(str(folder / TRAINED))
         with bar("fill the index", len(entries)) as shown:
             fill_index(index, partitions, entries, JobPart(0, 0, len(entries)), shown.advance)
         return cls(index, partitions)
@@ -89,10 +92,11 @@ class FaissIndex:
     @classmethod
     def load(cls, folder: Path) -> "FaissIndex":
         """Reads what `save` has written."""
-        return cls(faiss.read_index(str(folder / FILE)), Partitions.load(folder / PARTITIONS))
+        index: IvfIndex = faiss.read_index(str(folder / FILE))
+        return cls(index, Partitions.load(folder / PARTITIONS))
 
 
-def empty_index(quantizer: faiss.Index, width: int) -> faiss.IndexIVFScalarQuantizer:
+def empty_index(quantizer: faiss.Index, width: int) -> IvfIndex:
     """Returns an untrained index over the quantizer's centres, with a byte for each dimension."""
     kind, metric = faiss.ScalarQuantizer.QT_8bit, faiss.METRIC_L2
     return faiss.IndexIVFScalarQuantizer(quantizer, width, quantizer.ntotal, kind, metric)
@@ -100,7 +104,7 @@ def empty_index(quantizer: faiss.Index, width: int) -> faiss.IndexIVFScalarQuant
 
 def _centres_of(partitions: Partitions) -> faiss.IndexIVFFlat:
     """Returns an index of the centres themselves, by groups: a query is not compared with all of them."""
-    groups = faiss.IndexFlatL2(partitions.space.width)
+    groups: Any = faiss.IndexFlatL2(partitions.space.width)
     groups.add(partitions.groups)
     centres = faiss.IndexIVFFlat(groups, partitions.space.width, len(partitions.groups))
     centres.train(partitions.centres)
@@ -127,7 +131,7 @@ def train_index(entries: Vectors, seed: int, folder: Path, engine: Engine) -> Pa
 
 
 def fill_index(
-    index: faiss.IndexIVF, partitions: Partitions, entries: Vectors, part: JobPart, progress: ProgressCallback
+    index: IvfIndex, partitions: Partitions, entries: Vectors, part: JobPart, progress: ProgressCallback
 ) -> None:
     """Adds the rows of a part to the lists of their partitions."""
     for first, last in chunks(part.first, part.last, _AT_ONCE):

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from mmap import MADV_RANDOM, MADV_WILLNEED, PAGESIZE
 from pathlib import Path
+from typing import Any
 
 import faiss
 import numpy as np
@@ -33,7 +34,16 @@ from spalm.compute import (
     unfinished_parts,
 )
 from spalm.console import bar
-from spalm.neighbours.index.ivf import FILE, PARTITIONS, TRAINED, FaissIndex, empty_index, fill_index, train_index
+from spalm.neighbours.index.ivf import (
+    FILE,
+    PARTITIONS,
+    TRAINED,
+    FaissIndex,
+    IvfIndex,
+    empty_index,
+    fill_index,
+    train_index,
+)
 from spalm.neighbours.partitions import Partitions
 from spalm.neighbours.scratch_files import check_disk_space
 from spalm.neighbours.vectors import Vectors
@@ -48,7 +58,7 @@ class OnDiskIndex(FaissIndex):
 
     on_disk = True
 
-    def __init__(self, index: faiss.IndexIVF, partitions: Partitions, folder: Path):
+    def __init__(self, index: IvfIndex, partitions: Partitions, folder: Path):
         super().__init__(index, partitions)
         self._folder = folder
         self._lists_file = _MappedLists(index.invlists)
@@ -110,8 +120,9 @@ class OnDiskIndex(FaissIndex):
         """Opens what `save` has written."""
         flags = faiss.IO_FLAG_READ_ONLY | faiss.IO_FLAG_ONDISK_SAME_DIR
         with _faiss_silenced():
-            index = faiss.read_index(str(folder / FILE), flags)
-        if (folder / LISTS).stat().st_size != faiss.downcast_InvertedLists(index.invlists).totsize:
+            index: IvfIndex = faiss.read_index(str(folder / FILE), flags)
+        lists: Any = faiss.downcast_InvertedLists(index.invlists)
+        if (folder / LISTS).stat().st_size != lists.totsize:
             raise ValueError(f"{folder / LISTS} is not as long as it was")  # to read beyond its end would be a crash
         return cls(index, Partitions.load(folder / PARTITIONS), folder)
 
@@ -123,7 +134,7 @@ class _MappedLists:
     """
 
     def __init__(self, lists: faiss.InvertedLists):
-        self._lists = faiss.downcast_InvertedLists(lists)
+        self._lists: Any = faiss.downcast_InvertedLists(lists)
         self._lists.prefetch_nthread = 0
         self._madvise = ctypes.CDLL(None, use_errno=True).madvise
         self._give_advice(0, self._lists.totsize, MADV_RANDOM)
@@ -157,7 +168,7 @@ class FillJob(SentByFields):
         return Partitions.load(self.folder / PARTITIONS)
 
     def __call__(self, part: JobPart, progress: ProgressCallback) -> None:
-        index = faiss.read_index(str(self.folder / TRAINED))
+        index: IvfIndex = faiss.read_index(str(self.folder / TRAINED))
         fill_index(index, self._partitions, self.entries, part, progress)
         content = faiss.VectorIOWriter()
         faiss.write_InvertedLists(index.invlists, content)
@@ -166,16 +177,16 @@ class FillJob(SentByFields):
         )
 
 
-def _merged(files: list[Path], folder: Path) -> faiss.IndexIVF:
+def _merged(files: list[Path], folder: Path) -> IvfIndex:
     """Returns the trained index with the lists of all parts, on disk."""
-    index = faiss.read_index(str(folder / TRAINED))
+    index: IvfIndex = faiss.read_index(str(folder / TRAINED))
     (folder / LISTS).unlink(missing_ok=True)
     # Mapped, not read: together they may be larger than RAM.
     opened = [faiss.read_InvertedLists(faiss.FileIOReader(str(path)), faiss.IO_FLAG_MMAP) for path in files]
-    pointers = faiss.InvertedListsPtrVector()
+    pointers = faiss.InvertedListsPtrVector()  # pyright: ignore[reportAttributeAccessIssue]
     for each in opened:
         pointers.push_back(each)
-    lists = faiss.OnDiskInvertedLists(index.nlist, index.code_size, str(folder / LISTS))
+    lists: Any = faiss.OnDiskInvertedLists(index.nlist, index.code_size, str(folder / LISTS))
     with _faiss_silenced():
         index.ntotal = lists.merge_from_multiple(pointers.data(), len(opened))
     index.replace_invlists(lists, own=True)
