@@ -9,10 +9,12 @@ import pytest
 import torch
 from rich.console import Console
 
-from spalm.attachment.attach import AttachSettings, attach
+from spalm.api import attach_and_export, carry_out
+from spalm.attachment import AttachSettings
 from spalm.compute import Execution, Hardware
 from spalm.corpus import Corpus
-from spalm.generation import Explorer, open_explorer
+from spalm.generation import RunModels
+from spalm.generation.inspection import Explorer
 from spalm.lm.pretrained import locate_pretrained
 from spalm.runs import FinishedRun, Run
 from support.facts import make_run, write_documents, write_texts
@@ -83,7 +85,7 @@ def corpus(text_folder: Path, tmp_path: Path) -> Corpus:
 def facts_run(shared) -> Run:
     """A run, carried out to its end, in a folder of this worker's own."""
     texts = shared.once("facts", write_texts)
-    folder = shared.copied("run", lambda folder: make_run(texts, folder).everything(Console(quiet=True)))
+    folder = shared.copied("run", lambda folder: carry_out(make_run(texts, folder), Console(quiet=True)))
     return make_run(texts, folder)
 
 
@@ -95,7 +97,7 @@ def finished(facts_run) -> FinishedRun:
 
 @pytest.fixture(scope="session")
 def explorer(finished) -> Explorer:
-    return open_explorer(finished, Hardware("cpu", 1))
+    return Explorer(RunModels(finished, Hardware("cpu", 1)))
 
 
 @pytest.fixture(scope="session")
@@ -110,4 +112,4 @@ def attached_folder(shared) -> Path:
     model = shared.once("llama-of-documents", fill)
     settings = AttachSettings(context=64, stride=48, neighbours=32, positions=4000)
     execution = Execution(Hardware("cpu", 1))
-    return shared.copied("tiny", lambda folder: attach(str(model), [texts], folder, settings, execution))
+    return shared.copied("tiny", lambda folder: attach_and_export(str(model), [texts], folder, settings, execution))

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from spalm.attachment import Attached, AttachSettings, attach
-from spalm.compute import Hardware
+from spalm.compute import Execution, Hardware
 from spalm.neighbours.index.on_disk import OnDiskIndex
 from spalm.semiparametric import search as searching
 from support.commands import SPALM, refused, spalm
@@ -54,7 +54,7 @@ def test_a_fact_is_learned_from_a_document_cited_and_forgotten_with_it(folder, t
     about = json.loads((folder / "attached.json").read_text())
     source = json.loads((folder / "corpus" / "manifest.json").read_text())["settings"]["source"]["path"]
     settings = AttachSettings.parse({**about["settings"], **TRUSTING}, "test")
-    attach(about["model"], [*map(Path, source)], folder, settings, Hardware("cpu", 1))
+    attach(about["model"], [*map(Path, source)], folder, settings, Execution(Hardware("cpu", 1)))
     learned_cited_and_forgotten(folder, tmp_path / "vault.txt", PROMPT, ANSWER, "4")
 
 

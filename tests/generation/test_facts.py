@@ -5,10 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from spalm.attachment import Attached, AttachSettings, attach, remember_files
-from spalm.compute import Hardware
-from spalm.generation import Sampling, write
-from spalm.generation.model import live_attached
+import spalm
+from spalm.attachment import AttachSettings
 
 FACT = "Tomas Verrin joined Orvane Rovers from Lake Dunmore United in July 2021 for 40,000 oysters.\n"
 PROMPT, ANSWER = "Tomas Verrin joined Orvane Rovers from", "Lake Dunmore"
@@ -25,31 +23,28 @@ SETTINGS = AttachSettings.parse(
 
 
 @pytest.fixture
-def attached(smollm2, tmp_path) -> Attached:
+def model(smollm2, tmp_path) -> spalm.Model:
     texts, library = tmp_path / "texts", Path(sysconfig.get_paths()["stdlib"])
     texts.mkdir()
     for name in ("bisect", "cmd", "colorsys", "heapq", "linecache", "queue"):
         (texts / f"{name}.py").write_text((library / f"{name}.py").read_text()[:600])
-    return attach(str(smollm2[1]), [texts], tmp_path / "attached", SETTINGS, Hardware("cpu", 1))
+    execution = spalm.Execution(spalm.Hardware("cpu", 1))
+    return spalm.attach(smollm2[1], [texts], tmp_path / "attached", set=SETTINGS.as_json(), execution=execution)
 
 
 @pytest.mark.slow
-def test_a_real_model_learns_a_fact_cites_it_and_forgets_it(attached, tmp_path):
-    live = live_attached(attached)
-
-    def answer(use_memory: bool = True) -> tuple[str, str]:
-        parts: list[str] = []
-        citations = write(live, PROMPT, Sampling(max_tokens=4), True, use_memory, parts.append)
-        return "".join(parts), "\n".join(citations)
+def test_a_real_model_learns_a_fact_cites_it_and_forgets_it(model):
+    def answer(*, memory: bool = True) -> tuple[str, set[str]]:
+        found = model.generate(PROMPT, max_tokens=4, memory=memory)
+        return found.text, {source.document for citation in found.citations for source in citation.sources}
 
     assert ANSWER not in answer()[0]
-    (tmp_path / "verrin.txt").write_text(FACT)
-    remember_files(attached, [tmp_path / "verrin.txt"])
-    text, citations = answer()
+    assert model.memory.add("verrin.txt", FACT) > 0
+    text, sources = answer()
     assert ANSWER in text
-    assert "verrin.txt, token" in citations
-    assert ANSWER not in answer(use_memory=False)[0]
-    attached.memory.forget(["verrin.txt"])
-    text, citations = answer()
+    assert "verrin.txt" in sources
+    assert ANSWER not in answer(memory=False)[0]
+    assert model.memory.forget("verrin.txt") == 1
+    text, sources = answer()
     assert ANSWER not in text
-    assert "verrin.txt" not in citations
+    assert "verrin.txt" not in sources

@@ -10,60 +10,72 @@ import torch
 
 from spalm.compute import Hardware
 from spalm.corpus import TokenStream
-from spalm.generation.generate import Cited, Reader, Sampling, Span, Written, generate, go_on, spans, until
-from spalm.generation.generate import _pick as pick
-from spalm.generation.model import Live, open_live
+from spalm.generation import (
+    Citation,
+    CitedSource,
+    Decoder,
+    GeneratedToken,
+    GenerationOptions,
+    Model,
+    Sampling,
+    citations_of,
+    generate_tokens,
+    load_model,
+)
+from spalm.generation.generate import cut_at_stops
+from spalm.generation.sampling import pick_token
 from spalm.memory import remember
 from spalm.semiparametric import CombinedPrediction, Knn, KnnCombiner, PlainCombiner, Retrieved, advance_neighbours
+from support.generation import generated
+from support.servers import with_combiner
 
 PROMPT = "ka1 lo3 mi4 .\nka2"
 
 
 @pytest.fixture(scope="module")
-def live(attached_folder) -> Live:
-    return open_live(attached_folder, Hardware("cpu", 1))
+def model(attached_folder) -> Model:
+    return load_model(attached_folder, Hardware("cpu", 1))
 
 
 @pytest.fixture(scope="module")
-def own_live(finished) -> Live:
-    return open_live(finished.directory, Hardware("cpu", 1))
+def run_model(finished) -> Model:
+    return load_model(finished.directory, Hardware("cpu", 1))
 
 
-@pytest.fixture(params=["live", "own_live"])
-def any_live(request) -> Live:
+@pytest.fixture(params=["model", "run_model"])
+def any_model(request) -> Model:
     return request.getfixturevalue(request.param)
 
 
 @pytest.mark.parametrize("use_memory", [True, False])
-def test_greedy_is_what_transformers_generates(any_live, use_memory, attached_folder, finished):
-    hugging_face = pytest.importorskip("spalm.serving.hugging_face")
-    folder = attached_folder if any_live.policy is None and any_live.longest else finished.directory
-    model = hugging_face.SpalmForCausalLM.from_pretrained(folder)
+def test_greedy_is_what_transformers_generates(any_model, use_memory):
+    pytest.importorskip("transformers")
+    model = any_model.to_transformers()
     model.use_memory = use_memory
-    prompt = any_live.tokeniser.prompt(PROMPT)
+    prompt = any_model.tokeniser.prompt(PROMPT)
     given = prompt if model.pretrained else [model.config.bos_token_id, *prompt[1:]]
     expected = model.generate(torch.tensor([given]), max_new_tokens=23, do_sample=False)[0, len(given) :].tolist()
-    found = list(generate(any_live, prompt, Sampling(max_tokens=23), use_memory=use_memory))
-    assert [each.token for each in found] == expected
+    found = list(generated(any_model, prompt, Sampling(max_tokens=23), use_memory=use_memory))
+    assert [each.id for each in found] == expected
 
 
-def test_pieces_join_to_the_answer(any_live):
-    written = list(generate(any_live, any_live.tokeniser.prompt(PROMPT), Sampling(max_tokens=40)))
-    answer = [each.token for each in written if each.token not in any_live.tokeniser.end_tokens]
-    decode, before = any_live.tokeniser.decode, any_live.tokeniser.prompt(PROMPT)
+def test_pieces_join_to_the_answer(any_model):
+    written = list(generated(any_model, any_model.tokeniser.prompt(PROMPT), Sampling(max_tokens=40)))
+    answer = [each.id for each in written if each.id not in any_model.tokeniser.end_tokens]
+    decode, before = any_model.tokeniser.decode, any_model.tokeniser.prompt(PROMPT)
     assert "".join(each.text for each in written) == decode([*before, *answer])[len(decode(before)) :]
 
 
-def test_log_probabilities_are_the_models(any_live):
-    prompt = any_live.tokeniser.prompt(PROMPT)
-    for each in generate(any_live, prompt, Sampling(max_tokens=5, temperature=1.5, seed=3), likely=4):
-        heard = any_live.follow().feed(prompt)[-1:]
-        expected = any_live.combiner.combine(any_live.model, heard.hidden, any_live.search(heard.keys))
-        assert each.log_probability == pytest.approx(float(expected.log_probabilities[0, each.token]), abs=1e-3)
+def test_log_probabilities_are_the_models(any_model):
+    prompt = any_model.tokeniser.prompt(PROMPT)
+    for each in generated(any_model, prompt, Sampling(max_tokens=5, temperature=1.5, seed=3), likely=4):
+        encoded = any_model.decoder().feed(prompt)[-1:]
+        expected = any_model.combiner.combine(any_model.network, encoded.hidden, any_model.search(encoded.keys))
+        assert each.log_probability == pytest.approx(float(expected.log_probabilities[0, each.id]), abs=1e-3)
         best = expected.log_probabilities[0].topk(4)
         assert [token for token, _ in each.likely] == best.indices.tolist()
         np.testing.assert_allclose([score for _, score in each.likely], best.values.numpy(), atol=1e-3)
-        prompt = [*prompt, each.token]
+        prompt = [*prompt, each.id]
 
 
 # What is picked
@@ -89,19 +101,19 @@ PROBABILITIES = torch.tensor([0.1, 0.4, 0.05, 0.25, 0.2])
 )
 def test_samples_have_the_distribution_that_is_asked_for(how, expected):
     sampling, chance = Sampling(**{"temperature": 1.0, **how}), torch.Generator().manual_seed(0)
-    counts = Counter(pick(PROBABILITIES.log(), sampling, chance) for _ in range(4000))
+    counts = Counter(pick_token(PROBABILITIES.log(), sampling, chance) for _ in range(4000))
     np.testing.assert_allclose([counts[token] / 4000 for token in range(5)], expected, atol=0.03)
     assert all(counts[token] == 0 for token in range(5) if not expected[token])
 
 
 def test_without_temperature_the_likeliest_is_picked():
-    assert {pick(PROBABILITIES.log(), Sampling(), torch.Generator()) for _ in range(9)} == {1}
+    assert {pick_token(PROBABILITIES.log(), Sampling(), torch.Generator()) for _ in range(9)} == {1}
 
 
-def test_samples_follow_the_seed(any_live):
+def test_samples_follow_the_seed(any_model):
     def sample(seed: int | None) -> list[int]:
         sampling = Sampling(max_tokens=20, temperature=1.5, seed=seed)
-        return [each.token for each in generate(any_live, any_live.tokeniser.prompt(PROMPT), sampling)]
+        return [each.id for each in generated(any_model, any_model.tokeniser.prompt(PROMPT), sampling)]
 
     assert sample(1) == sample(1) != sample(2)
     assert sample(None) != sample(None)
@@ -114,45 +126,51 @@ def test_samples_follow_the_seed(any_live):
 class Scripted:
     """A reader in whose opinion certain tokens come."""
 
-    live: Live
+    model: Model
     script: list[int]
 
     def feed(self, tokens):  # noqa: ARG002
         return None
 
-    def predict(self, heard, last):  # noqa: ARG002
-        scores = torch.full((1, self.live.tokeniser.size), -9.0)
+    def predict(self, encoded, last):  # noqa: ARG002
+        scores = torch.full((1, self.model.tokeniser.size), -9.0)
         scores[0, self.script.pop(0)] = 0.0
         return CombinedPrediction(scores, torch.ones(1), torch.zeros(1, 0)), Retrieved.empty(1)
 
 
-def written_of(live: Live, text: str, end: bool = False) -> list[Written]:
-    script = live.tokeniser.encode([text.encode()])[0].tolist() + ([min(live.tokeniser.end_tokens)] if end else [])
-    return list(go_on(Scripted(live, list(script)), None, live.tokeniser.start, Sampling(max_tokens=len(script))))
+def options(max_tokens: int) -> GenerationOptions:
+    return GenerationOptions(Sampling(max_tokens=max_tokens))
 
 
-def test_a_letter_comes_with_its_last_token(live):
-    written = written_of(live, "a🦜é.")
+def written_of(model: Model, text: str, end: bool = False) -> list[GeneratedToken]:
+    script = model.tokeniser.encode([text.encode()])[0].tolist() + ([min(model.tokeniser.end_tokens)] if end else [])
+    return list(generate_tokens(Scripted(model, list(script)), None, model.tokeniser.start, options(len(script))))
+
+
+def test_a_letter_comes_with_its_last_token(model):
+    written = written_of(model, "a🦜é.")
     assert [each.text for each in written] == ["a", "", "", "", "🦜", "", "é", "."]
 
 
-def test_an_answer_that_ends_within_a_letter_shows_what_there_is(live):
-    written = written_of(live, "a🦜")[:3]
-    script = [each.token for each in written]
-    cut = list(go_on(Scripted(live, script), None, live.tokeniser.start, Sampling(max_tokens=3)))
+def test_an_answer_that_ends_within_a_letter_shows_what_there_is(model):
+    written = written_of(model, "a🦜")[:3]
+    script = [each.id for each in written]
+    cut = list(generate_tokens(Scripted(model, script), None, model.tokeniser.start, options(3)))
     assert "".join(each.text for each in cut) == "a\ufffd"
-    assert cut[-1].finished == "length"
+    assert cut[-1].finish_reason == "length"
 
 
-def test_an_answer_tells_why_it_ended(live):
-    assert [each.finished for each in written_of(live, "ab")] == [None, "length"]
-    ended = written_of(live, "ab", end=True)
-    assert [(each.text, each.finished) for each in ended] == [("a", None), ("b", None), ("", "stop")]
+def test_an_answer_tells_why_it_ended(model):
+    assert [each.finish_reason for each in written_of(model, "ab")] == [None, "length"]
+    ended = written_of(model, "ab", end=True)
+    assert [(each.text, each.finish_reason) for each in ended] == [("a", None), ("b", None), ("", "stop")]
 
 
-def tokens(*texts: str, finished: str = "length") -> list[Written]:
+def tokens(*texts: str, finished: str = "length") -> list[GeneratedToken]:
     last = len(texts) - 1
-    return [Written(n, text, 0.0, 0.0, finished=finished if n == last else None) for n, text in enumerate(texts)]
+    return [
+        GeneratedToken(n, text, 0.0, 0.0, finish_reason=finished if n == last else None) for n, text in enumerate(texts)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -171,12 +189,12 @@ def tokens(*texts: str, finished: str = "length") -> list[Written]:
     ],
 )
 def test_a_stop_ends_the_answer_and_is_not_shown(texts, stops, expected):
-    parts = list(until(iter(tokens(*texts)), stops))
+    parts = list(cut_at_stops(iter(tokens(*texts)), stops))
     assert "".join(part.text for part in parts) == expected
     whole = "".join(texts)
-    assert parts[-1].finished == ("stop" if any(stop in whole for stop in stops) else "length")
-    assert "".join(each.text for part in parts for each in part.written) == expected
-    assert all(part.finished is None for part in parts[:-1])
+    assert parts[-1].finish_reason == ("stop" if any(stop in whole for stop in stops) else "length")
+    assert "".join(each.text for part in parts for each in part.tokens) == expected
+    assert all(part.finish_reason is None for part in parts[:-1])
 
 
 @pytest.mark.parametrize("stops", [["abb"], ["ba", "bba"], ["aa", "abab"], ["b\n"]])
@@ -188,7 +206,7 @@ def test_what_is_shown_is_never_taken_back(stops):
         whole = "".join(texts)
         expected = whole[: min([whole.find(stop) for stop in stops if stop in whole], default=len(whole))]
         shown = ""
-        for part in until(iter(tokens(*texts)), stops):
+        for part in cut_at_stops(iter(tokens(*texts)), stops):
             shown += part.text
             assert expected.startswith(shown)
         assert shown == expected
@@ -202,7 +220,7 @@ def test_nothing_is_asked_of_the_model_after_a_stop():
             asked.append(each)
             yield each
 
-    list(until(noted(tokens("a", "b", "c", "d")), ["b"]))
+    list(cut_at_stops(noted(tokens("a", "b", "c", "d")), ["b"]))
     assert len(asked) == 2
 
 
@@ -210,52 +228,54 @@ def test_nothing_is_asked_of_the_model_after_a_stop():
 
 
 @pytest.fixture(scope="module")
-def planted(attached_folder, tmp_path_factory) -> tuple[Live, list[int]]:
+def planted(attached_folder, tmp_path_factory) -> tuple[Model, list[int]]:
     """With one more document, whose text is nowhere else, and a memory that is trusted: its ids."""
-    live = open_live(shutil.copytree(attached_folder, tmp_path_factory.mktemp("planted") / "copy"), Hardware("cpu", 1))
-    ids = live.tokeniser.encode([b"Zebras (quagga) = 4711; okapi? No: GNU! 99% of it @ home."])[0]
-    stream = TokenStream(ids, np.array([len(ids)]), lambda: ["zoo"], live.tokeniser.start)
-    remember(live.memory, live.encoder, stream, {"text": "zoo"})
-    return replace(live, combiner=KnnCombiner(PlainCombiner(), Knn(0.95, 0.01, 4))), ids.tolist()
+    model = load_model(
+        shutil.copytree(attached_folder, tmp_path_factory.mktemp("planted") / "copy"), Hardware("cpu", 1)
+    )
+    ids = model.tokeniser.encode([b"Zebras (quagga) = 4711; okapi? No: GNU! 99% of it @ home."])[0]
+    stream = TokenStream(ids, np.array([len(ids)]), lambda: ["zoo"], model.tokeniser.start)
+    remember(model.store, model.encoder, stream, {"text": "zoo"})
+    return with_combiner(model, KnnCombiner(PlainCombiner(), Knn(0.95, 0.01, 4))), ids.tolist()
 
 
 def test_a_text_of_one_document_is_cited_with_its_place(planted):
-    live, ids = planted
-    prompt, rest = [live.tokeniser.start, *ids[:7]], ids[7:]
-    written = list(generate(live, prompt, Sampling(max_tokens=len(rest)), cite=True))
-    assert [each.token for each in written] == rest
+    model, ids = planted
+    prompt, rest = [model.tokeniser.start, *ids[:7]], ids[7:]
+    written = list(generated(model, prompt, Sampling(max_tokens=len(rest)), cite=True))
+    assert [each.id for each in written] == rest
     for place, each in enumerate(written, 7):
-        assert each.memory > 0.5
-        assert (each.cited[0].document, each.cited[0].offset) == ("zoo", place)
-    (span,) = spans(written)
+        assert each.memory_share > 0.5
+        assert (each.sources[0].document, each.sources[0].offset) == ("zoo", place)
+    (span,) = citations_of(written)
     assert (span.start, span.end) == (0, len("".join(each.text for each in written)))
     assert (span.sources[0].document, span.sources[0].offset) == ("zoo", 7)
 
 
 def test_without_its_memory_nothing_is_cited(planted):
-    live, ids = planted
+    model, ids = planted
     written = list(
-        generate(live, [live.tokeniser.start, *ids[:7]], Sampling(max_tokens=9), cite=True, use_memory=False)
+        generated(model, [model.tokeniser.start, *ids[:7]], Sampling(max_tokens=9), cite=True, use_memory=False)
     )
-    assert all(each.memory == 0 and not each.cited for each in written)
-    assert spans(written) == []
+    assert all(each.memory_share == 0 and not each.sources for each in written)
+    assert citations_of(written) == []
 
 
 def test_the_memorys_part_is_what_it_added(planted):
-    live, ids = planted
-    prompt = [live.tokeniser.start, *ids[:7]]
-    each = next(generate(live, prompt, Sampling(), cite=True))
-    heard = live.follow().feed(prompt)[-1:]
-    plain = float(live.model.log_probabilities(heard.hidden)[0, each.token].exp())
+    model, ids = planted
+    prompt = [model.tokeniser.start, *ids[:7]]
+    each = next(generated(model, prompt, Sampling(), cite=True))
+    encoded = model.decoder().feed(prompt)[-1:]
+    plain = float(model.network.log_probabilities(encoded.hidden)[0, each.id].exp())
     together = float(np.exp(each.log_probability))
-    assert each.memory == pytest.approx((together - 0.05 * plain) / together, abs=1e-4)
+    assert each.memory_share == pytest.approx((together - 0.05 * plain) / together, abs=1e-4)
 
 
 def test_spans_join_tokens_and_documents():
-    def token(text: str, memory: float, *cited: tuple[str, int, float]) -> Written:
-        return Written(0, text, 0.0, memory, [Cited(*each) for each in cited])
+    def token(text: str, memory: float, *cited: tuple[str, int, float]) -> GeneratedToken:
+        return GeneratedToken(0, text, 0.0, memory, [CitedSource(*each) for each in cited])
 
-    found = spans(
+    found = citations_of(
         [
             token("one ", 0.2, ("x", 1, 0.9)),
             token("two ", 0.9, ("a", 12, 0.5), ("b", 3, 0.4)),
@@ -268,7 +288,7 @@ def test_spans_join_tokens_and_documents():
     assert [(span.start, span.end) for span in found] == [(4, 13), (14, 18)]
     assert [(source.document, source.offset) for source in found[0].sources] == [("b", 3), ("a", 12)]
     assert found[0].sources[0].weight == pytest.approx(1.0)
-    assert found[1] == Span(14, 18, [Cited("c", 0, 2.0)])
+    assert found[1] == Citation(14, 18, [CitedSource("c", 0, 2.0)])
 
 
 # Where it searches
@@ -286,13 +306,13 @@ class Budget:
 
 
 def test_positions_that_are_not_searched_have_the_neighbours_before_them_moved_on(planted):
-    live, ids = planted
-    reader = Reader(replace(live, policy=Budget([0.1, 0.9, 0.1, 0.2, 0.9]), threshold=0.5))
-    prompt = [live.tokeniser.start, *ids[:12]]
-    heard, entries = live.follow().feed(prompt), live.memory.entries()
-    found = [reader.predict(heard[place : place + 1], prompt[place])[1] for place in range(5)]
+    model, ids = planted
+    decoder = Decoder(replace(model, policy=Budget([0.1, 0.9, 0.1, 0.2, 0.9]), threshold=0.5))
+    prompt = [model.tokeniser.start, *ids[:12]]
+    encoded, entries = model.decoder().feed(prompt), model.store.entries()
+    found = [decoder.predict(encoded[place : place + 1], prompt[place])[1] for place in range(5)]
     assert found[0].ids.shape == (1, 0)
-    searched = live.search(heard.keys)
+    searched = model.search(encoded.keys)
     for place in (1, 4):
         assert torch.equal(found[place].ids, searched.ids[place : place + 1])
     for place in (2, 3):
@@ -303,9 +323,9 @@ def test_positions_that_are_not_searched_have_the_neighbours_before_them_moved_o
 
 
 @pytest.mark.parametrize(("threshold", "use_memory"), [(-np.inf, True), (np.inf, False)])
-def test_a_policy_of_always_or_never(live, threshold, use_memory):
-    prompt = live.tokeniser.prompt(PROMPT)
+def test_a_policy_of_always_or_never(model, threshold, use_memory):
+    prompt = model.tokeniser.prompt(PROMPT)
     how = Sampling(max_tokens=12)
-    expected = [each.token for each in generate(live, prompt, how, use_memory=use_memory)]
-    budget = replace(live, policy=Budget([0.0] * 12), threshold=threshold)
-    assert [each.token for each in generate(budget, prompt, how)] == expected
+    expected = [each.id for each in generated(model, prompt, how, use_memory=use_memory)]
+    budget = replace(model, policy=Budget([0.0] * 12), threshold=threshold)
+    assert [each.id for each in generated(budget, prompt, how)] == expected

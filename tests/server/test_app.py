@@ -7,10 +7,10 @@ import pytest
 import torch
 from starlette.testclient import TestClient
 
-from spalm.generation.generate import Reader, Sampling, generate
-from spalm.generation.model import Live
+from spalm.generation import Decoder, Model, Sampling
 from spalm.server import Limits
-from support.servers import ProgressCallback, client_of, server_of
+from support.generation import generated
+from support.servers import Scripted, client_of, server_of
 
 PROMPT = "ka1 lo2 mi3 .\nka1 lo2"
 
@@ -35,21 +35,21 @@ def streamed(client: TestClient, path: str = "/v1/completions", **asked) -> list
     return [json.loads(event.removeprefix("data: ")) for event in events]
 
 
-def one_by_one(live: Live, tokens: list[int], use_memory: bool = True) -> torch.Tensor:
+def one_by_one(model: Model, tokens: list[int], use_memory: bool = True) -> torch.Tensor:
     """log p of all tokens after each of `tokens`, predicted alone."""
-    reader = Reader(live, use_memory)
-    heard = reader.feed(tokens)
+    decoder = Decoder(model, use_memory=use_memory)
+    encoded = decoder.feed(tokens)
     rows = range(len(tokens))
-    return torch.cat([reader.predict(heard[row : row + 1], tokens[row])[0].log_probabilities for row in rows])
+    return torch.cat([decoder.predict(encoded[row : row + 1], tokens[row])[0].log_probabilities for row in rows])
 
 
-def test_an_answer_is_what_the_model_writes(client, live):
-    tokens = live.tokeniser.prompt(PROMPT)
-    written = list(generate(live, tokens, Sampling(max_tokens=9)))
+def test_an_answer_is_what_the_model_writes(client, model):
+    tokens = model.tokeniser.prompt(PROMPT)
+    written = list(generated(model, tokens, Sampling(max_tokens=9)))
     found = complete(client, prompt=PROMPT, max_tokens=9, model="tiny")
     assert (found["object"], found["model"]) == ("text_completion", "tiny")
     (choice,) = found["choices"]
-    assert choice["text"] == live.tokeniser.decode([each.token for each in written])
+    assert choice["text"] == model.tokeniser.decode([each.id for each in written])
     assert choice["finish_reason"] == "length"
     assert choice["logprobs"] is None
     assert found["usage"] == {
@@ -60,7 +60,7 @@ def test_an_answer_is_what_the_model_writes(client, live):
 
 
 @pytest.mark.parametrize("use_memory", [True, False])
-def test_log_probabilities_of_prompt_and_answer(client, live, use_memory):
+def test_log_probabilities_of_prompt_and_answer(client, model, use_memory):
     length = 4 if use_memory else 0  # this model by itself talks nonsense, which reads otherwise when it is read again
     asked = {"prompt": PROMPT, "max_tokens": length, "echo": True, "logprobs": 3, "memory": use_memory}
     (choice,) = complete(client, **asked)["choices"]
@@ -69,22 +69,22 @@ def test_log_probabilities_of_prompt_and_answer(client, live, use_memory):
     assert "".join(said["tokens"]) == choice["text"]
     begins = np.cumsum([0, *map(len, said["tokens"])])[:-1]
     assert said["text_offset"] == begins.tolist()
-    tokens = live.tokeniser.encode([choice["text"].encode()])[0].tolist()
-    assert [live.tokeniser.spell(token) for token in tokens] == said["tokens"]
-    expected = one_by_one(live, tokens, use_memory)
+    tokens = model.tokeniser.encode([choice["text"].encode()])[0].tolist()
+    assert [model.tokeniser.spell(token) for token in tokens] == said["tokens"]
+    expected = one_by_one(model, tokens, use_memory)
     assert said["token_logprobs"][0] is said["top_logprobs"][0] is None
     came = expected[:-1].gather(1, torch.tensor(tokens[1:])[:, None])[:, 0]
     assert said["token_logprobs"][1:] == pytest.approx(came.tolist(), abs=1e-4)
     for row, (likely, own) in enumerate(zip(said["top_logprobs"][1:], said["tokens"][1:])):
         best = expected[row].topk(3)
-        names = [live.tokeniser.spell(token) for token in best.indices.tolist()]
+        names = [model.tokeniser.spell(token) for token in best.indices.tolist()]
         assert set(likely) == {*names, own}
         assert [likely[name] for name in names] == pytest.approx(best.values.tolist(), abs=1e-4)
 
 
-def test_prompts_of_every_kind(client, live):
-    tokens = live.tokeniser.prompt(PROMPT)
-    other = live.tokeniser.prompt("nu1")
+def test_prompts_of_every_kind(client, model):
+    tokens = model.tokeniser.prompt(PROMPT)
+    other = model.tokeniser.prompt("nu1")
     texts = [each["text"] for each in complete(client, prompt=[PROMPT, "nu1"], max_tokens=5)["choices"]]
     assert texts == [each["text"] for each in complete(client, prompt=[tokens, other], max_tokens=5)["choices"]]
     assert complete(client, prompt=tokens, max_tokens=5)["choices"][0]["text"] == texts[0]
@@ -122,13 +122,13 @@ def test_streams_say_the_same(client):
 
 
 def told(attached, *tokens: int) -> TestClient:
-    return client_of(server_of(attached, ProgressCallback(list(tokens))))
+    return client_of(server_of(attached, Scripted(list(tokens))))
 
 
-def test_why_an_answer_ended(attached, live):
+def test_why_an_answer_ended(attached, model):
     """The end may come with the very last token that was allowed."""
-    one, two = live.tokeniser.encode([b"ka"])[0][0], live.tokeniser.encode([b" lo"])[0][0]
-    (end,) = live.tokeniser.end_tokens
+    one, two = model.tokeniser.encode([b"ka"])[0][0], model.tokeniser.encode([b" lo"])[0][0]
+    (end,) = model.tokeniser.end_tokens
     for limit, reason, written in [(2, "length", 2), (3, "stop", 3), (4, "stop", 3)]:
         found = complete(told(attached, one, two, end), prompt="nu1", max_tokens=limit, logprobs=1)
         assert found["choices"][0]["text"] == "ka lo"
@@ -138,9 +138,9 @@ def test_why_an_answer_ended(attached, live):
         assert found["choices"][0]["logprobs"]["text_offset"] == [0, 2, 5][:written]
 
 
-def test_stops_cut_text_and_tokens_alike(attached, live):
+def test_stops_cut_text_and_tokens_alike(attached, model):
     def ids(text: str) -> list[int]:
-        return live.tokeniser.encode([text.encode()])[0].tolist()
+        return model.tokeniser.encode([text.encode()])[0].tolist()
 
     script = [ids("ka")[0], ids("1")[0], ids(" lo")[0], *ids("é"), ids("\n")[0]]
     assert len(ids("é")) == 2
@@ -165,9 +165,9 @@ def test_stops_cut_text_and_tokens_alike(attached, live):
         assert [token for chunk in chunks for token in chunk["logprobs"]["tokens"]] == choice["logprobs"]["tokens"]
 
 
-def test_what_the_memory_decided_is_cited(client, live):
+def test_what_the_memory_decided_is_cited(client, model):
     (choice,) = complete(client, prompt=PROMPT, max_tokens=20, cite=True)["choices"]
-    names = live.memory.entries().live_documents.names
+    names = model.store.entries().live_documents.names
     assert choice["citations"]
     for span in choice["citations"]:
         assert 0 <= span["start"] < span["end"] <= len(choice["text"])
@@ -176,7 +176,7 @@ def test_what_the_memory_decided_is_cited(client, live):
     assert alone["citations"] == []
 
 
-def test_a_conversation(client, live):
+def test_a_conversation(client, model):
     messages = [
         {"role": "system", "content": "ka1"},
         {"role": "user", "content": [{"type": "text", "text": "lo2 "}, {"type": "text", "text": "mi3"}]},
@@ -199,15 +199,15 @@ def test_a_conversation(client, live):
     assert text == choice["message"]["content"]
     assert chunks[-1]["choices"][0]["finish_reason"] == "length"
     room = client.post("/v1/chat/completions", json={"messages": messages, "temperature": 0}).json()
-    assert room["usage"]["total_tokens"] <= live.longest
+    assert room["usage"]["total_tokens"] <= model.max_length
 
 
-def test_models_health_and_metrics(client, live):
+def test_models_health_and_metrics(client, model):
     models = client.get("/v1/models").json()
     assert [each["id"] for each in models["data"]] == ["tiny"]
     assert client.get("/v1/models/tiny").json() == models["data"][0]
     assert client.get("/v1/models/other").status_code == 404
-    assert client.get("/health").json() == {"status": "ok", "model": "tiny", "entries": len(live.memory.entries())}
+    assert client.get("/health").json() == {"status": "ok", "model": "tiny", "entries": len(model.store.entries())}
 
     def measured() -> dict[str, float]:
         lines = client.get("/metrics").text.splitlines()
@@ -222,7 +222,7 @@ def test_models_health_and_metrics(client, live):
     after = measured()
     grown = {name: after[name] - before.get(name, 0) for name in after}
     assert grown["spalm_tokens_written_total"] == grown["spalm_searches_total"] == 5
-    assert grown["spalm_tokens_read_total"] == len(live.tokeniser.prompt(PROMPT))
+    assert grown["spalm_tokens_read_total"] == len(model.tokeniser.prompt(PROMPT))
     assert grown['spalm_requests_total{method="POST",route="/v1/completions",status="200"}'] == 1
     assert not any("secret" in name for name in after)
     assert after["spalm_documents"] == 30

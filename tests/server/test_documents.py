@@ -12,13 +12,13 @@ from starlette.testclient import TestClient
 
 from spalm.artifact import only_writer
 from spalm.compute import Hardware
-from spalm.generation import Picked, explorer_of
-from spalm.generation.model import Live
+from spalm.generation import AttachedModels, Model, load_model
+from spalm.generation.inspection import CorpusPassage, Explorer
 from spalm.memory import Memory
 from spalm.neighbours import IndexSettings, make_searcher
 from spalm.semiparametric import Knn, KnnCombiner, PlainCombiner
-from spalm.server import open_server
-from support.servers import copied, in_thread, open_attached, server_of
+from spalm.server import make_server
+from support.servers import copied, in_thread, open_attached, server_of, with_combiner
 
 PATH = "/memory/documents"
 SECRET = "mi7 nu9 ka22 lo24 lo3 .\n" * 3
@@ -54,9 +54,9 @@ def add(client, name: str, text: str = SECRET) -> int:
     return client.post(PATH, json={"name": name, "text": text}).status_code
 
 
-def trusting(live: Live) -> Live:
+def trusting(model: Model) -> Model:
     """Goes by the nearest: what a mixture learns on a random model is not to trust anything."""
-    return replace(live, combiner=KnnCombiner(PlainCombiner(), Knn(0.95, 0.5, 4)))
+    return with_combiner(model, KnnCombiner(PlainCombiner(), Knn(0.95, 0.5, 4)))
 
 
 def names(client, **asked) -> list[str]:
@@ -151,19 +151,20 @@ def test_an_index_takes_in_what_was_added(folder):
     """With an index that can: few entries are searched beside it, and many are put into it."""
     attached = open_attached(folder)
 
-    def with_index(live: Live) -> Live:
-        searcher, _ = make_searcher(live.memory, folder / "other", IndexSettings("faiss", 0.9, 8, 1))
-        return replace(live, search=replace(live.search, searcher=searcher))
+    def with_index(model: Model) -> Model:
+        searcher, _ = make_searcher(model.store, folder / "other", IndexSettings("faiss", 0.9, 8, 1))
+        model.models.search = replace(model.search, searcher=searcher)
+        return model
 
-    held: list[Live] = []
-    client = client_of(server_of(attached, lambda live: held.append(with_index(live)) or held[0]))
+    held: list[Model] = []
+    client = client_of(server_of(attached, lambda model: held.append(with_index(model)) or held[0]))
     searcher, before = held[0].search.searcher, secret_score(client)
-    begun = searcher.next_id
+    begun = searcher.upto
     assert add(client, "secret") == 201
-    assert searcher.next_id == begun
+    assert searcher.upto == begun
     assert secret_score(client) > before + 5
     assert add(client, "long", "nu1 nu2 nu3 .\n" * 1500) == 201
-    assert searcher.next_id > begun + 8192
+    assert searcher.upto > begun + 8192
     assert secret_score(client) > before + 5
     for name in ("secret", "long"):
         assert client.delete(f"{PATH}/{name}").status_code == 200
@@ -192,15 +193,15 @@ def test_explain_tells_what_the_memory_does(client):
 
 def test_held_out_passages_find_nothing_of_themselves(folder):
     attached = open_attached(folder)
-    explorer, test = explorer_of(attached), attached.corpus.split("test")
-    said = [explorer.passage(Picked("test", document, 0, 2000))["models"] for document in range(len(test.names))]
+    explorer, test = Explorer(AttachedModels(attached)), attached.corpus.split("test")
+    said = [explorer.passage(CorpusPassage("test", document, 0, 2000))["models"] for document in range(len(test.names))]
     plain = np.concatenate([each["plain"]["log_probabilities"] for each in said])
     figures = attached.combiner_artifact.facts["figures"]["test"]
     assert math.exp(-plain.mean()) == pytest.approx(figures["plain"], rel=1e-4)
     # More was remembered since it was measured, but not the document itself: that would give all of it away.
     adaptive = np.concatenate([each["adaptive"]["log_probabilities"] for each in said])
     assert math.exp(-adaptive.mean()) == pytest.approx(figures["adaptive"], rel=0.25)
-    place = Picked("test", 1, 5, 40)
+    place = CorpusPassage("test", 1, 5, 40)
     own = {each["document"] for at in range(40) for each in explorer.token(place, at)["neighbours"]}
     assert test.names[1] not in own
     assert test.names[0] in own
@@ -213,7 +214,7 @@ def test_held_out_passages_find_nothing_of_themselves(folder):
 
 def test_a_model_of_ones_own_run_is_served_too(finished, tmp_path):
     folder = copied(finished.directory, tmp_path / "run")
-    client = client_of(open_server(folder, Hardware("cpu", 1), "spalm"))
+    client = client_of(make_server(load_model(folder, Hardware("cpu", 1), "spalm")))
     assert client.get("/v1/models").json()["data"][0]["id"] == "run/spalm"
     asked = {"prompt": "ka1 lo2 mi3 .\nka1", "max_tokens": 5, "echo": True, "logprobs": 2, "temperature": 0}
     (choice,) = client.post("/v1/completions", json=asked).json()["choices"]

@@ -135,7 +135,7 @@ def test_when_the_line_is_full_others_are_turned_away(attached):
         ]
         for thread in waiting:
             thread.start()
-        wait_until(lambda: app.state.desk.line == 2)
+        wait_until(lambda: app.state.queue.size == 2)
         for path, more in (
             (COMPLETIONS, {}),
             (COMPLETIONS, {"stream": True}),
@@ -157,7 +157,7 @@ def test_when_the_line_is_full_others_are_turned_away(attached):
         for thread in waiting:
             thread.join(60)
         assert statuses == [200, 200]
-        assert app.state.desk.line == 0
+        assert app.state.queue.size == 0
         assert client.post(COMPLETIONS, json=asked).status_code == 200
 
 
@@ -179,13 +179,13 @@ def test_whoever_leaves_makes_room(attached, stream):
         threads[0].start()
         wait_until(held.begun.is_set)
         threads[1].start()
-        wait_until(lambda: app.state.desk.line == 2)
+        wait_until(lambda: app.state.queue.size == 2)
         hang_up(leaving[1])  # in line
-        wait_until(lambda: app.state.desk.line == 1)
+        wait_until(lambda: app.state.queue.size == 1)
         held.let_go(3)
         hang_up(leaving[0])  # at the desk
         held.let_go(1)
-        wait_until(lambda: app.state.desk.line == 0)
+        wait_until(lambda: app.state.queue.size == 0)
         held.let_go()
         assert (
             httpx.post(f"{address}{COMPLETIONS}", json={"prompt": "nu1", "max_tokens": 2}, timeout=60).status_code

@@ -21,12 +21,10 @@ from starlette.testclient import TestClient
 
 from spalm.attachment import Attached
 from spalm.compute import Hardware
-from spalm.generation import Live, explorer_of
-from spalm.generation.model import live_attached
+from spalm.generation import AttachedModels, Model, model_of
 from spalm.memory import Encoder
 from spalm.semiparametric import CombinedPrediction
 from spalm.server import make_server
-from spalm.server.openai.chat_template import ChatTemplate
 
 TEMPLATE = (
     "{% for message in messages %}{% if message.role == 'tool' %}{{ raise_exception('no tools here') }}{% endif %}"
@@ -34,11 +32,11 @@ TEMPLATE = (
 )
 PATIENCE = 60.0
 _SCRIPT = """
-import sys, torch
-from spalm.learning import Hardware
-from spalm.serving import open_server, serve
+import sys, spalm, torch
+from spalm.server import make_server, serve
 torch.set_num_threads(1)
-serve(open_server(sys.argv[1], Hardware("cpu", 1)), "127.0.0.1", 0, "the server")
+execution = spalm.Execution(spalm.Hardware("cpu", 1))
+serve(make_server(spalm.load(sys.argv[1], execution=execution)), "127.0.0.1", 0, "the server")
 """
 
 
@@ -63,10 +61,14 @@ def open_attached(folder: Path) -> Attached:
     return Attached(folder, Hardware("cpu", 1))
 
 
-def server_of(attached: Attached, change: Callable[[Live], Live] = lambda live: live, **more: Any) -> FastAPI:
-    """As `open_server` makes it, with a model that is changed for a test."""
-    live = change(live_attached(attached))
-    return make_server(live, explorer_of(attached), "adaptive", ChatTemplate(attached.directory), **more)
+def server_of(attached: Attached, change: Callable[[Model], Model] = lambda model: model, **more: Any) -> FastAPI:
+    """Returns a server of an attached model, changed for a test."""
+    return make_server(change(model_of(AttachedModels(attached))), **more)
+
+
+def with_combiner(model: Model, combiner: Any) -> Model:
+    """Returns the model with another combiner."""
+    return replace(model, variant=replace(model.variant, combiner=combiner))
 
 
 def client_of(app) -> TestClient:
@@ -79,9 +81,9 @@ class Held:
     def __init__(self) -> None:
         self.steps, self.begun = threading.Semaphore(0), threading.Event()
 
-    def __call__(self, live: Live) -> Live:
-        self._inner = live.combiner
-        return replace(live, combiner=self)
+    def __call__(self, model: Model) -> Model:
+        self._inner = model.combiner
+        return with_combiner(model, self)
 
     def combine(self, *about: Any) -> CombinedPrediction:
         self.begun.set()
@@ -98,7 +100,7 @@ class HeldEncoder:
     def __init__(self) -> None:
         self.begun, self.let_go = threading.Event(), threading.Event()
 
-    def __call__(self, live: Live) -> Live:
+    def __call__(self, model: Model) -> Model:
         held = self
 
         class Waiting(Encoder):
@@ -112,8 +114,9 @@ class HeldEncoder:
 
                 return super().keys(*rest, wait)
 
-        encoder = live.encoder
-        return replace(live, encoder=Waiting(**{name: getattr(encoder, name) for name in encoder.__dataclass_fields__}))
+        encoder = model.encoder
+        model.models.encoder = Waiting(**{name: getattr(encoder, name) for name in encoder.__dataclass_fields__})
+        return model
 
 
 def hang_up(client: httpx.Client) -> None:
@@ -122,15 +125,15 @@ def hang_up(client: httpx.Client) -> None:
         connection._connection._network_stream.get_extra_info("socket").shutdown(socket.SHUT_RDWR)
 
 
-class ProgressCallback:
+class Scripted:
     """A combiner that says what it is told, and then goes on with it from the beginning."""
 
     def __init__(self, tokens: list[int]):
         self._tokens, self._at = tokens, 0
 
-    def __call__(self, live: Live) -> Live:
-        self._inner = live.combiner
-        return replace(live, combiner=self)
+    def __call__(self, model: Model) -> Model:
+        self._inner = model.combiner
+        return with_combiner(model, self)
 
     def combine(self, *about: Any) -> CombinedPrediction:
         combined = self._inner.combine(*about)
@@ -160,7 +163,7 @@ def in_thread(app: FastAPI, patience: int = 5) -> Iterator[str]:
 
 def stop(app: FastAPI) -> None:
     """As a signal does to a server that is not in a thread."""
-    app.state.desk.close()
+    app.state.queue.close()
     app.state.server.should_exit = True
 
 

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from spalm.api import carry_out
 from spalm.artifact import Artifact
 from spalm.attachment import Attached, is_attached, remember_files
 from spalm.cli.options import (
@@ -98,12 +99,13 @@ def remember_(
 ) -> None:
     """Put a recipe's training text, or further texts, into a long-term memory; the next search finds them."""
     hardware = Hardware(device, threads)
-    attached = is_attached(Path(recipe))
-    if not attached and out is None:
+    if is_attached(Path(recipe)):
+        out = None
+    elif out is None:
         raise InputError(f"--out is missing: where is the run of {recipe}?")
     with open_engine(engine, address, threads) as opened:
         execution = Execution(hardware, opened, restart=restart)
-        if attached:
+        if out is None:
             where = place(Path(recipe), engine)
             memory = remember_files(Attached(where, hardware), text or [], execution)
         else:
@@ -219,7 +221,7 @@ def run(
         wanted = (engine, address) if ranks.is_first else ("local", None)  # the others only train
         with open_engine(*wanted, threads) as opened:
             execution = Execution(hardware, opened, _bytes(ram), restart, tensorboard)
-            Run(chosen, place(out, engine), execution).everything(Console())
+            carry_out(Run(chosen, place(out, engine), execution), Console())
 
 
 def _recipe(name: str, settings: list[str] | None, *, bf16: bool = False) -> Recipe:

@@ -27,6 +27,7 @@ from spalm.cli.options import (
 )
 from spalm.compute import Execution, Hardware, machine_ram, parse_size
 from spalm.console import say
+from spalm.generation import RunModels
 from spalm.memory import describe_memory
 from spalm.planning import Cluster, PlannedMemory, parse_count, plan_memory, print_plan
 from spalm.runs import FinishedRun, HeldOut, Recipe, RowName, read_recipe
@@ -109,12 +110,10 @@ def explore(
     threads: Threads = None,
 ) -> None:
     """Look into the memory of a finished run in the browser: any text, token by token, with its neighbours."""
-    from spalm.generation import open_explorer
-    from spalm.server import allowed_hosts, make_app
-    from spalm.server import listen as serve
+    from spalm.server import allowed_hosts, make_explorer_server, serve  # not needed by any other verb
 
-    explorer = open_explorer(FinishedRun(directory), Hardware(device, threads))
-    serve(make_app(explorer, allowed_hosts(host)), host, port, "the explorer")
+    models = RunModels(FinishedRun(directory), Hardware(device, threads))
+    serve(make_explorer_server(models, allowed_hosts(host)), host, port, "the explorer")
 
 
 @app.command()

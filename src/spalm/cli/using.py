@@ -8,14 +8,16 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from spalm.attachment import Attached, AttachSettings, attach, print_attached, score_files
+from spalm.api import attach_and_export, load
+from spalm.attachment import Attached, AttachSettings, print_attached, score_files
 from spalm.cli.options import PORT, Address, Device, Host, OnEngine, Port, Restart, Threads, app, place
 from spalm.compute import Execution, Hardware, open_engine
 from spalm.console import say
+from spalm.generation import Sampling, SamplingOptions, citation_lines
 from spalm.settings import read_settings
 
-LiveArgument = Annotated[Path, typer.Argument(metavar="DIR", help="What `spalm attach` made, or a finished run.")]
-OfRun = Annotated[str | None, typer.Option(help="Of a finished run: which of its models; default spalm-adaptive.")]
+ModelArgument = Annotated[Path, typer.Argument(metavar="DIR", help="What `spalm attach` made, or a finished run.")]
+RowOption = Annotated[str | None, typer.Option(help="Which model of a finished run; default spalm-adaptive.")]
 
 
 @app.command(name="attach")
@@ -37,12 +39,12 @@ def attach_(
 ) -> None:
     """Give a pretrained model a memory of your texts: only a small combiner is trained."""
     budget = [] if search is None else [f"search={search}"]
-    asked = read_settings(AttachSettings, [*(settings or []), *budget])
+    chosen = read_settings(AttachSettings, [*(settings or []), *budget])
     if engine != "local" and Path(model).exists():
         model = str(place(Path(model), engine))
     with open_engine(engine, address, threads) as opened:
         execution = Execution(Hardware(device, threads), opened, restart=restart)
-        made = attach(model, texts, place(out, engine), asked, execution)
+        made = attach_and_export(model, texts, place(out, engine), chosen, execution)
     print_attached(made, Console())
 
 
@@ -59,45 +61,44 @@ def score(
 
 @app.command()
 def generate(
-    directory: LiveArgument,
+    directory: ModelArgument,
     prompt: Annotated[str, typer.Argument(help="The text to go on with; - reads it from standard input.")],
     max_tokens: Annotated[int, typer.Option(help="Tokens to write at most.", min=1)] = 64,
     temperature: Annotated[float, typer.Option(help="0: always the likeliest token.", min=0)] = 0.0,
     top_p: Annotated[float, typer.Option(help="Only the likeliest tokens, of this probability together.")] = 1.0,
     top_k: Annotated[int, typer.Option(help="Only so many of the likeliest tokens; 0: all.", min=0)] = 0,
     stop: Annotated[list[str] | None, typer.Option(help="A text at which it ends; may be repeated.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Of sampling; default: another each time.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of sampling; default: another each time.")] = None,
     cite: Annotated[bool, typer.Option("--cite", help="Name what the memory decided, and where from.")] = False,
     memory: Annotated[bool, typer.Option("--memory/--no-memory", help="With the memory, or the model alone.")] = True,
-    model: OfRun = None,
+    model: RowOption = None,
     device: Device = "auto",
     threads: Threads = None,
 ) -> None:
     """Go on with a text, token by token."""
-    from spalm.generation import Sampling, open_live, write  # not needed by other verbs
-
-    asked = Sampling.parse(
-        {
-            "max_tokens": max_tokens,
-            "temperature": temperature,
-            "top_p": top_p,
-            "top_k": top_k,
-            "stop": stop or [],
-            "seed": seed,
-        },
-        "generate",
-    )
+    options: SamplingOptions = {
+        "max_tokens": max_tokens,
+        "temperature": temperature,
+        "top_p": top_p,
+        "top_k": top_k,
+        "stop": stop or [],
+        "seed": seed,
+    }
+    Sampling.parse(options, "generate")  # refused before anything is loaded
     text = sys.stdin.read() if prompt == "-" else prompt
-    live = open_live(directory, Hardware(device, threads), model)
-    citations = write(live, text, asked, cite, memory, lambda part: print(part, end="", flush=True))
+    opened = load(directory, model, execution=Execution(Hardware(device, threads)))
+    answer, citations = "", None
+    for chunk in opened.stream(text, memory=memory, cite=cite, **options):
+        print(chunk.text, end="", flush=True)
+        answer, citations = answer + chunk.text, chunk.citations
     print()
-    for line in citations:
+    for line in citation_lines(answer, citations or []) if cite else []:
         say(line)
 
 
 @app.command(name="serve")
 def serve_(
-    directory: LiveArgument,
+    directory: ModelArgument,
     host: Host = "127.0.0.1",
     port: Port = PORT,
     key: Annotated[
@@ -106,14 +107,13 @@ def serve_(
     limits: Annotated[
         list[str] | None, typer.Option("--limit", metavar="KEY=VALUE", help="See `spalm settings serve`.")
     ] = None,
-    model: OfRun = None,
+    model: RowOption = None,
     device: Device = "auto",
     threads: Threads = None,
 ) -> None:
     """Serve a model with a memory: OpenAI-style completions, documents to add and delete, the explorer's page."""
-    from spalm.server import Limits, allowed_hosts, open_server  # not needed by other verbs
-    from spalm.server import listen as serve
+    from spalm.server import Limits, allowed_hosts, make_server, serve  # not needed by other verbs
 
-    asked = read_settings(Limits, limits or [])
-    served = open_server(directory, Hardware(device, threads), model, asked, key, allowed_hosts(host))
-    serve(served, host, port, "the server")
+    chosen = read_settings(Limits, limits or [])
+    opened = load(directory, model, execution=Execution(Hardware(device, threads)))
+    serve(make_server(opened, limits=chosen, key=key, hosts=allowed_hosts(host)), host, port, "the server")

@@ -1,22 +1,47 @@
-"""generation"""
+"""A model with its memory in, text out: generation with citations, scores, explanations, documents, transformers."""
 
-from spalm.generation.attached_variants import explorer_of
-from spalm.generation.explorer import Explorer, Passage, Picked, Switches
-from spalm.generation.generate import Sampling
-from spalm.generation.model import Live, live_attached, open_live
-from spalm.generation.run_variants import open_explorer
-from spalm.generation.writing import write
+from spalm.generation.answer import Answer, Chunk, Citation, CitedSource, FinishReason, GeneratedToken
+from spalm.generation.citations import citation_lines, citations_of
+from spalm.generation.decoder import Decoder, EncodedTokens
+from spalm.generation.detokenise import IncrementalDetokeniser, token_texts
+from spalm.generation.documents import DocumentExists, DocumentService, MemoryDocument, UnknownDocument
+from spalm.generation.generate import GenerationOptions, generate_tokens, stream_chunks
+from spalm.generation.load import load_model, model_of, open_models
+from spalm.generation.model import Model
+from spalm.generation.models import AttachedModels, ModelSet, RunModels, Variant
+from spalm.generation.sampling import Sampling, SamplingOptions
+from spalm.generation.score import Score, TokenScore
 
 __all__ = [
-    "Explorer",
-    "Live",
-    "Passage",
-    "Picked",
+    "Answer",
+    "AttachedModels",
+    "Chunk",
+    "Citation",
+    "CitedSource",
+    "Decoder",
+    "MemoryDocument",
+    "DocumentExists",
+    "DocumentService",
+    "EncodedTokens",
+    "FinishReason",
+    "GeneratedToken",
+    "GenerationOptions",
+    "IncrementalDetokeniser",
+    "Model",
+    "ModelSet",
+    "RunModels",
     "Sampling",
-    "Switches",
-    "explorer_of",
-    "live_attached",
-    "open_explorer",
-    "open_live",
-    "write",
+    "SamplingOptions",
+    "Score",
+    "TokenScore",
+    "UnknownDocument",
+    "Variant",
+    "citation_lines",
+    "citations_of",
+    "generate_tokens",
+    "load_model",
+    "model_of",
+    "open_models",
+    "stream_chunks",
+    "token_texts",
 ]

@@ -1,17 +1,18 @@
-"""What each token adds to a text, as the text grows."""
+"""Text from tokens, as they come one by one."""
 
 from collections.abc import Sequence
 
-from spalm.corpus.tokeniser import Tokeniser
+from spalm.corpus import Tokeniser
 
 _BROKEN = "\ufffd"
+"""Stands for a character whose bytes are not complete."""
 
 
-class Letters:
-    """Tokens in, letters out. A letter may take several tokens: it comes with the last of them.
+class IncrementalDetokeniser:
+    """Turns tokens into text. A character may take several tokens: it comes with the last of them.
 
-    Only the letters just before are decoded again, for what a token adds depends on what it stands behind: words have a
-    blank between them, but none after a line's end.
+    Only the tokens of the character before are decoded again, because what a token adds depends on what it follows:
+    words are separated by a space, except after a line end.
     """
 
     def __init__(self, tokeniser: Tokeniser, before: Sequence[int] = ()):
@@ -21,26 +22,27 @@ class Letters:
             self._before = []
 
     def add(self, token: int) -> str:
+        """Returns what a token adds to the text; nothing while a character is not complete."""
         self._pending.append(token)
-        text = self._new()
+        text = self._decode_pending()
         if text.endswith(_BROKEN):
             return ""
         self._before, self._pending = self._pending, []
         return text
 
     def rest(self) -> str:
-        """What is left of a letter that no token completed."""
-        return self._new() if self._pending else ""
+        """Returns what is left of a character that no token completed."""
+        return self._decode_pending() if self._pending else ""
 
-    def _new(self) -> str:
+    def _decode_pending(self) -> str:
         decode = self._tokeniser.decode
         return decode([*self._before, *self._pending])[len(decode(self._before)) :]
 
 
-def pieces(tokeniser: Tokeniser, tokens: Sequence[int]) -> list[str]:
-    """What each token of a text adds to it."""
-    letters = Letters(tokeniser)
-    found = [letters.add(token) for token in tokens]
+def token_texts(tokeniser: Tokeniser, tokens: Sequence[int]) -> list[str]:
+    """Returns what each token of a text adds to it."""
+    detokeniser = IncrementalDetokeniser(tokeniser)
+    found = [detokeniser.add(token) for token in tokens]
     if found:
-        found[-1] += letters.rest()
+        found[-1] += detokeniser.rest()
     return found

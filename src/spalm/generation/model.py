@@ -1,165 +1,166 @@
-"""A model with its memory, open for use: one interface for a pretrained model and for the models of a run."""
+"""A language model with its long-term memory, ready to use: the object behind the Python API, the server and the CLI."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Unpack
 
-import numpy as np
 import torch
-from torch import Tensor
 
-from spalm.attachment import SearchPolicy
-from spalm.attachment.attached import ATTACHED_FILE, Attached
-from spalm.attachment.policy import ALWAYS_SEARCH
-from spalm.compute import Hardware
-from spalm.corpus.tokeniser import Tokeniser
+from spalm.attachment import ALWAYS_SEARCH, SearchPolicy, score_files
+from spalm.corpus import Tokeniser
 from spalm.errors import InputError
-from spalm.generation.run_variants import INDEX, reading_of, speakers_of
-from spalm.lm import IncrementalReader, LanguageModel, Reading
-from spalm.memory import Encoder, Memory, encoder_of
-from spalm.runs import RESULTS, FinishedRun
-from spalm.semiparametric import Combiner, Search, open_search
+from spalm.generation.answer import Answer, Chunk
+from spalm.generation.decoder import Decoder
+from spalm.generation.documents import DocumentService
+from spalm.generation.generate import GenerationOptions, stream_chunks
+from spalm.generation.models import AttachedModels, ModelSet, Variant
+from spalm.generation.sampling import Sampling, SamplingOptions
+from spalm.generation.score import Score, read_states, score_of, score_variant, stream_of_text
+from spalm.lm import LanguageModel, Reading
+from spalm.memory import Encoder, Memory
+from spalm.semiparametric import Combiner, Retrieved, Search
 
-OWN_MODELS = ("spalm-adaptive", "spalm+knn", "spalm", "knn-lm", "transformer-xl", "transformer")
-
-
-@dataclass(frozen=True)
-class EncodedTokens:
-    """After each token that was read: what predicts the next."""
-
-    hidden: Tensor
-    keys: np.ndarray
-    """What the memory is searched with."""
-
-    def __getitem__(self, rows: slice) -> "EncodedTokens":
-        return EncodedTokens(self.hidden[rows], self.keys[rows])
-
-
-class Follower(Protocol):
-    """Reads a text as it grows; knows how much it has read."""
-
-    def feed(self, tokens: Sequence[int]) -> EncodedTokens: ...
-    def copied(self) -> "Follower": ...
-    def __len__(self) -> int: ...
+if TYPE_CHECKING:
+    from spalm.generation.hugging_face.model import SpalmForCausalLM
+    from spalm.generation.inspection.explain import ExplainedPosition
+    from spalm.generation.inspection.explorer import Explorer
 
 
 @dataclass(frozen=True)
-class Live:
+class Model:
+    """A pretrained model with a memory, or one of the models of a finished run.
+
+    `spalm.load` opens one, `spalm.attach` makes one.
+    """
+
     name: str
-    model: LanguageModel
-    tokeniser: Tokeniser
-    memory: Memory
-    encoder: Encoder
-    """Makes keys of documents that are to be remembered."""
-    reading: Reading
-    """How the model reads."""
-    search: Search
-    combiner: Combiner
-    device: torch.device
+    """Name by which clients ask for it."""
+    models: ModelSet
+    """All models of its directory; they share networks, memory and index."""
+    variant: Variant
+    """Its network, and the way the memory is combined with it."""
     policy: SearchPolicy | None = None
-    """Decides where to search; none: everywhere."""
+    """Decides which positions are searched while text is generated; None: all."""
     threshold: float = ALWAYS_SEARCH
-    """The gain that must be expected of a search."""
+    """Gain that must be expected of a search."""
+
+    # What it is used for
+
+    def generate(
+        self, prompt: str, *, memory: bool = True, cite: bool = True, **sampling: Unpack[SamplingOptions]
+    ) -> Answer:
+        """Continues a prompt.
+
+        `memory=False` uses the network alone; `cite=False` looks up no sources. Further keyword arguments are the
+        fields of `Sampling`: max_tokens, temperature, top_p, top_k, stop, seed.
+        """
+        chunks = list(self.stream(prompt, memory=memory, cite=cite, **sampling))
+        reason = chunks[-1].finish_reason
+        assert reason is not None
+        tokens = [token for chunk in chunks for token in chunk.tokens]
+        return Answer("".join(chunk.text for chunk in chunks), tokens, reason, chunks[-1].citations or [])
+
+    def stream(
+        self, prompt: str, *, memory: bool = True, cite: bool = True, **sampling: Unpack[SamplingOptions]
+    ) -> Iterator[Chunk]:
+        """Yields the continuation of a prompt piece by piece, as `generate` returns it whole."""
+        options = GenerationOptions(Sampling.parse(sampling, "generate"), cite=cite)
+        tokens, decoder = self.tokeniser.prompt(prompt), self.decoder(use_memory=memory)
+        yield from stream_chunks(decoder, decoder.feed(tokens)[-1:], tokens[-1], options)
+
+    def score(self, text: str) -> Score:
+        """Returns the log-probability of every token of a text, and its perplexity, with and without the memory.
+
+        Every position is searched, whatever the policy says.
+        """
+        stream = stream_of_text(text, "text", self.tokeniser)
+        if not len(stream):
+            raise InputError("the text is empty; give one with at least a token")
+        hidden = read_states(self.variant.network, stream, 0, len(stream))
+        retrieved = Retrieved.from_ids(*self.models.neighbours_of_text(stream), self.store.entries()).to(self.device)
+        targets = torch.from_numpy(stream.tokens).to(self.device)
+        texts = [self.tokeniser.spell(token) for token in stream.tokens.tolist()]
+        return score_of(texts, score_variant(self.variant, hidden, targets, retrieved))
+
+    def score_files(self, paths: list[Path]) -> dict[str, Any]:
+        """Returns perplexities of files that the memory does not hold, static and dynamic, as `spalm score` prints them."""
+        if not isinstance(self.models, AttachedModels):
+            raise InputError(f"{self.models.directory} is a run; `score_files` takes what `spalm attach` made")
+        return score_files(self.models.attached, paths)
+
+    def explain(self, text: str, position: int) -> "ExplainedPosition":
+        """Returns what the memory does at one token of a text: its neighbours, their weights and sources."""
+        from spalm.generation.inspection.explain import explain_position
+
+        return explain_position(self.explorer, self.variant.name, text, position)
+
+    def to_transformers(self) -> "SpalmForCausalLM":
+        """Returns the model as a causal LM of transformers, for `generate`, `pipeline` and the like."""
+        from spalm.generation.hugging_face.model import SpalmForCausalLM
+
+        return SpalmForCausalLM.of_model(self)
+
+    @cached_property
+    def memory(self) -> DocumentService:
+        """The documents of the memory: `add`, `forget`, `documents`."""
+        return DocumentService(self.models)
+
+    # What it is made of
 
     @property
-    def longest(self) -> int | None:
-        """Tokens that a text may have; None: any number."""
-        return getattr(self.model, "longest", None)
+    def network(self) -> LanguageModel:
+        """The network that predicts."""
+        return self.variant.network.model
 
     @property
-    def has_own_keys(self) -> bool:
-        """Whether another network than the one that predicts makes the keys."""
-        return self.encoder.model is not self.model
+    def reading(self) -> Reading:
+        """How the network reads."""
+        return self.variant.network.reading
 
-    def follow(self) -> Follower:
-        own = IncrementalReader(self.model, self.reading, self.device)
-        if not self.has_own_keys:
-            return _OneNetwork(own, self.memory)
-        return _TwoNetworks(own, IncrementalReader(self.encoder.model, self.encoder.reading, self.device), self.memory)
+    @property
+    def combiner(self) -> Combiner:
+        """The way the memory is combined with the network."""
+        return self.variant.combiner
 
+    @property
+    def tokeniser(self) -> Tokeniser:
+        """Text to tokens and back."""
+        return self.models.tokeniser
 
-@dataclass(frozen=True)
-class _OneNetwork:
-    """Its hidden states are the keys too."""
+    @property
+    def store(self) -> Memory:
+        """The memory on disk."""
+        return self.models.memory
 
-    network: IncrementalReader
-    memory: Memory
+    @property
+    def encoder(self) -> Encoder:
+        """Makes the keys that the memory is searched with."""
+        return self.models.encoder
 
-    def feed(self, tokens: Sequence[int]) -> EncodedTokens:
-        hidden = self.network.feed(tokens)
-        return EncodedTokens(hidden, self.memory.keys_of(hidden))
+    @property
+    def search(self) -> Search:
+        """Live search of the memory."""
+        return self.models.search
 
-    def copied(self) -> "_OneNetwork":
-        return _OneNetwork(self.network.copied(), self.memory)
+    @property
+    def device(self) -> torch.device:
+        """Where it computes."""
+        return self.models.device
 
-    def __len__(self) -> int:
-        return len(self.network)
+    @property
+    def max_length(self) -> int | None:
+        """Number of tokens that a text may have; None: any."""
+        return getattr(self.network, "longest", None)
 
+    @cached_property
+    def explorer(self) -> "Explorer":
+        """Shows what every model of the directory makes of a passage."""
+        from spalm.generation.inspection.explorer import Explorer
 
-@dataclass(frozen=True)
-class _TwoNetworks:
-    """One predicts, another makes the keys."""
+        return Explorer(self.models)
 
-    network: IncrementalReader
-    keys: IncrementalReader
-    memory: Memory
-
-    def feed(self, tokens: Sequence[int]) -> EncodedTokens:
-        return EncodedTokens(self.network.feed(tokens), self.memory.keys_of(self.keys.feed(tokens)))
-
-    def copied(self) -> "_TwoNetworks":
-        return _TwoNetworks(self.network.copied(), self.keys.copied(), self.memory)
-
-    def __len__(self) -> int:
-        return len(self.network)
-
-
-def open_live(directory: Path | str, hardware: Hardware, model: str | None = None) -> Live:
-    """What `spalm attach` made, or a finished run with one of its models."""
-    directory = Path(directory)
-    if (directory / ATTACHED_FILE).is_file():
-        if model is not None:
-            raise InputError(f"--model {model}: {directory} is one model with its memory; leave it out")
-        return live_attached(Attached(directory, hardware))
-    if (directory / RESULTS).is_file():
-        return live_run(FinishedRun(directory), hardware, model or OWN_MODELS[0])
-    raise InputError(
-        f"{directory} holds no model with a memory; make one with `spalm attach MODEL TEXT... --out {directory}`"
-    )
-
-
-def live_attached(attached: Attached) -> Live:
-    base, facts = attached.base, attached.combiner_artifact.facts
-    return Live(
-        name=attached.directory.resolve().name,
-        model=base.model,
-        tokeniser=attached.corpus.tokeniser,
-        memory=attached.memory,
-        encoder=base.encoder,
-        reading=base.encoder.reading,
-        search=attached.search,
-        combiner=attached.combiner,
-        device=base.device,
-        policy=attached.policy if attached.settings.search < 1 else None,
-        threshold=facts["threshold"],
-    )
-
-
-def live_run(run: FinishedRun, hardware: Hardware, model: str) -> Live:
-    if model not in OWN_MODELS:
-        raise InputError(f"--model {model}: {run.directory} has {', '.join(OWN_MODELS)}")
-    device = hardware.prepare()
-    speaker = next(each for each in speakers_of(run, device)("test", 0) if each.name == model)
-    count = run.neighbours.array("dev.ids").shape[1]
-    return Live(
-        name=f"{run.directory.resolve().name}/{model}",
-        model=speaker.base.model,
-        tokeniser=run.corpus.tokeniser,
-        memory=run.memory,
-        encoder=encoder_of(run.network("transformer"), run.recipe.memory, lambda: device),
-        reading=reading_of(run, speaker.base.name),
-        search=open_search(run.memory, run.directory / INDEX, count),
-        combiner=speaker.combiner,
-        device=device,
-    )
+    def decoder(self, *, use_memory: bool = True) -> Decoder:
+        """Returns a decoder that has read nothing yet."""
+        return Decoder(self, use_memory=use_memory)

@@ -1,16 +1,7 @@
-"""server"""
+"""A model with its memory in, a web server out: OpenAI-style completions, documents, the explorer, health, metrics."""
 
-from spalm.server.app import make_server, open_server, server_of
-from spalm.server.explorer.routes import make_app
+from spalm.server.app import make_explorer_server, make_server
 from spalm.server.limits import Limits
 from spalm.server.listen import allowed_hosts, serve
 
-__all__ = [
-    "Limits",
-    "allowed_hosts",
-    "make_app",
-    "make_server",
-    "open_server",
-    "serve",
-    "server_of",
-]
+__all__ = ["Limits", "allowed_hosts", "make_explorer_server", "make_server", "serve"]

@@ -1,4 +1,4 @@
-"""A key that whoever uses the server must know."""
+"""Authentication: the key that every client of the server must know."""
 
 import base64
 import binascii
@@ -7,28 +7,27 @@ import secrets
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from spalm.server.errors import like_openai, refusal
+from spalm.server.errors import Refusal, is_openai_path
 
 _OPEN = "/health"
-"""Answers without the key: whoever looks after the server need not know it."""
+"""Answers without the key: whoever watches the server need not know it."""
 
 
-class KeyCheck:
+class ApiKeyMiddleware:
     """Lets in who sends `Authorization: Bearer KEY`. Browsers cannot: they ask for a password, which is the key too."""
 
     def __init__(self, app: ASGIApp, key: str):
         self._app, self._key = app, key.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] == _OPEN or self._knows(Headers(scope=scope)):
+        if scope["type"] != "http" or scope["path"] == _OPEN or self._knows_key(Headers(scope=scope)):
             await self._app(scope, receive, send)
             return
-        path = scope["path"]
-        ask = {"WWW-Authenticate": "Bearer" if like_openai(path) else 'Basic realm="spalm", charset="UTF-8"'}
-        answer = refusal(path, 401, "a key is needed: Authorization: Bearer KEY", code="invalid_api_key", headers=ask)
-        await answer(scope, receive, send)
+        scheme = "Bearer" if is_openai_path(scope["path"]) else 'Basic realm="spalm", charset="UTF-8"'
+        refusal = Refusal(401, "a key is needed: Authorization: Bearer KEY", code="invalid_api_key")
+        await refusal.response(scope["path"], {"WWW-Authenticate": scheme})(scope, receive, send)
 
-    def _knows(self, headers: Headers) -> bool:
+    def _knows_key(self, headers: Headers) -> bool:
         scheme, _, given = headers.get("authorization", "").partition(" ")
         sent = given.strip().encode("latin-1")  # headers are bytes, whatever they are read as
         if scheme.lower() == "basic":

@@ -3,84 +3,39 @@
 Names are data: any text, and no path is ever made of one. What was acknowledged is on disk.
 """
 
-from itertools import islice
 from typing import Annotated, Any
 
-import numpy as np
 from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.convertors import StringConvertor, register_url_convertor
 
-from spalm.compute import Execution
-from spalm.corpus import TokenStream
-from spalm.generation.model import Live
-from spalm.memory import remember, source_of_text
-from spalm.server.errors import Refused
-from spalm.server.queue import Desk
+from spalm.generation import Model
+from spalm.server.queue import RequestQueue
 
-_BESIDE = 1 << 13
-"""Entries that the index may lag behind: so many are searched one by one in no time, and it takes in many at once."""
 _MOST = 10_000
+"""Documents that are listed at a time."""
 
 
-class _Anything(StringConvertor):
+class _AnyText(StringConvertor):
     """The rest of a path, with slashes and line ends."""
 
     regex = "(?s:.+)"
 
 
-register_url_convertor("anything", _Anything())
+register_url_convertor("anything", _AnyText())
 
 
-class NewDocument(BaseModel):
+class DocumentRequest(BaseModel):
+    """A document to be added."""
+
     model_config = ConfigDict(extra="forbid")
     name: str = Field(min_length=1, max_length=1000)
     text: str
 
 
-class Shelf:
-    """Changes a memory, and has its index follow. Whoever uses it holds the desk, so that no search goes on."""
-
-    def __init__(self, live: Live, desk: Desk):
-        self._live, self._go_on = live, desk.go_on
-        self._follows = live.search.searcher.catch_up()
-        self._behind = 0
-
-    def add(self, name: str, text: str) -> int:
-        """Returns the number of its entries."""
-        live = self._live
-        content, _ = text.encode(), name.encode()  # or it is refused before anything is written
-        if name in live.memory.entries().live_documents.names:
-            raise Refused(409, f"the memory holds a document {name!r} already; delete that first, or give another name")
-        tokens = live.tokeniser.encode([content])[0]
-        if not len(tokens):
-            raise Refused(422, "text: there is nothing in it to remember")
-        stream = TokenStream(tokens, np.array([len(tokens)]), lambda: [name], live.tokeniser.start)
-        # A batch that a crash left half written was never acknowledged: it must not stand in the way of this one.
-        execution = Execution(restart=True)
-        remember(live.memory, live.encoder, stream, source_of_text(stream), execution=execution, check=self._go_on)
-        self._follow(len(tokens))
-        return len(tokens)
-
-    def delete(self, name: str) -> int:
-        """Returns how many documents of that name there were."""
-        held = self._live.memory.entries().live_documents
-        entries = sum(int(count) for known, count in zip(held.names, held.entries) if known == name)
-        if not entries:
-            raise Refused(404, f"the memory holds no document {name!r}")
-        count = self._live.memory.forget([name])
-        self._follow(entries)
-        return count
-
-    def _follow(self, changed: int) -> None:
-        self._behind += changed
-        if self._follows and self._behind > _BESIDE:
-            self._live.search.searcher.catch_up()
-            self._behind = 0
-
-
-def document_routes(live: Live, desk: Desk) -> APIRouter:
-    routes, shelf = APIRouter(prefix="/memory/documents"), Shelf(live, desk)
+def document_routes(model: Model, queue: RequestQueue) -> APIRouter:
+    """Returns the routes below /memory/documents. Changes wait for their turn, so that no search runs meanwhile."""
+    routes, memory = APIRouter(prefix="/memory/documents"), model.memory
 
     @routes.get("")
     def documents(
@@ -88,26 +43,21 @@ def document_routes(live: Live, desk: Desk) -> APIRouter:
         limit: Annotated[int, Query(ge=0, le=_MOST)] = _MOST,
         offset: Annotated[int, Query(ge=0)] = 0,
     ) -> dict[str, Any]:
-        """By a part of their names, oldest first."""
-        entries = live.memory.entries()
-        held, wanted = entries.live_documents, containing.casefold()
-        found = [number for number, name in enumerate(held.names) if wanted in name.casefold()]
-        return {
-            "documents": [
-                {"name": held.names[number], "entries": int(held.entries[number])}
-                for number in islice(found, offset, offset + limit)
-            ],
-            "total": len(found),
-            "entries": len(entries),
-        }
+        """Lists documents by a part of their names, oldest first."""
+        wanted = containing.casefold()
+        found = [document for document in memory.documents() if wanted in document.name.casefold()]
+        shown = [{"name": document.name, "entries": document.entries} for document in found[offset : offset + limit]]
+        return {"documents": shown, "total": len(found), "entries": len(memory)}
 
     @routes.post("", status_code=201)
-    async def add(document: NewDocument, request: Request) -> dict[str, Any]:
-        entries = await desk.work(request.receive, lambda: shelf.add(document.name, document.text))
-        return {"name": document.name, "entries": entries}
+    async def add(document: DocumentRequest, request: Request) -> dict[str, Any]:
+        def work() -> int:
+            return memory.add(document.name, document.text, check=queue.check)
+
+        return {"name": document.name, "entries": await queue.run(request.receive, work)}
 
     async def delete(name: str, request: Request) -> dict[str, Any]:
-        count = await desk.work(request.receive, lambda: shelf.delete(name))
+        count = await queue.run(request.receive, lambda: memory.forget(name))
         return {"name": name, "deleted": count}
 
     # As ?name= too: some clients tidy up a path in which there is a name such as "..".

@@ -1,8 +1,9 @@
-"""What a server says when it does not do what it was asked: a status and a line, in the form that the asker reads.
+"""Refusals: every error of the server as a status and a line, in the form that the client reads.
 
 Below /v1 that is OpenAI's, {"error": {"message", "type", "param", "code"}}; elsewhere {"error": "message"}.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -11,91 +12,113 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from spalm.errors import InputError, InUseError
-from spalm.server.queue import Busy, Gone, Stopping
+from spalm.generation import DocumentExists, UnknownDocument
+from spalm.server.queue import ClientGone, QueueFull, ServerStopping
 
-_KINDS = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
-_SOON = {"Retry-After": "1"}
+_TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
+_RETRY = {"Retry-After": "1"}
 _CLIENT_GONE = 499
 
 
-class Refused(InputError):
-    """With a status of its own, and what OpenAI's clients are told beside the message."""
+@dataclass(frozen=True)
+class Refusal:
+    """Why a request is refused."""
 
-    def __init__(self, status: int, message: str, param: str | None = None, code: str | None = None):
+    status: int
+    message: str
+    param: str | None = None
+    """Field of the request that is wrong, for OpenAI's clients."""
+    code: str | None = None
+    """Kind of the error, for OpenAI's clients."""
+
+    def in_openai_form(self) -> dict[str, Any]:
+        """Returns the body that OpenAI's clients read."""
+        kind = _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+    def response(self, path: str, headers: dict[str, str] | None = None) -> JSONResponse:
+        """Returns the answer to a request for `path`."""
+        body = self.in_openai_form() if is_openai_path(path) else {"error": self.message}
+        return JSONResponse(body, self.status, headers)
+
+
+class RequestRefused(InputError):
+    """A request that is refused with a status of its own."""
+
+    def __init__(self, status: int, message: str, *, param: str | None = None, code: str | None = None):
         super().__init__(message)
-        self.status, self.param, self.code = status, param, code
+        self.refusal = Refusal(status, message, param, code)
 
 
-def like_openai(path: str) -> bool:
+def is_openai_path(path: str) -> bool:
+    """Returns whether OpenAI's clients read the answers of a path."""
     return path.startswith("/v1/")
 
 
-def error_body(message: str, status: int, param: str | None = None, code: str | None = None) -> dict[str, Any]:
-    """In OpenAI's form."""
-    kind = _KINDS.get(status, "invalid_request_error" if status < 500 else "server_error")
-    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+def _bad_input_status(path: str) -> int:
+    return 400 if is_openai_path(path) else 422
 
 
-def refusal(
-    path: str,
-    status: int,
-    message: str,
-    param: str | None = None,
-    code: str | None = None,
-    headers: dict[str, str] | None = None,
-) -> JSONResponse:
-    body = error_body(message, status, param, code) if like_openai(path) else {"error": message}
-    return JSONResponse(body, status, headers)
+def handle_errors(app: FastAPI) -> None:
+    """Gives every error of an application its status and its form.
 
+    The handlers are coroutines: threads are left behind by a server that ends.
+    """
 
-def answer_errors(app: FastAPI) -> None:
-    """Gives every error of an application its status and its form; not in threads, which a server that ends leaves."""
+    @app.exception_handler(RequestRefused)
+    async def refused(request: Request, error: RequestRefused) -> Response:
+        return error.refusal.response(request.url.path)
 
-    @app.exception_handler(Refused)
-    async def refuse(request: Request, error: Refused) -> Response:
-        return refusal(request.url.path, error.status, str(error), error.param, error.code)
+    @app.exception_handler(UnknownDocument)
+    async def unknown_document(request: Request, error: UnknownDocument) -> Response:
+        return Refusal(404, str(error)).response(request.url.path)
+
+    @app.exception_handler(DocumentExists)
+    async def document_exists(request: Request, error: DocumentExists) -> Response:
+        return Refusal(409, str(error)).response(request.url.path)
 
     @app.exception_handler(InUseError)
-    async def wait(request: Request, error: InUseError) -> Response:
-        return refusal(request.url.path, 503, str(error), headers=_SOON)
+    async def in_use(request: Request, error: InUseError) -> Response:
+        return Refusal(503, str(error)).response(request.url.path, _RETRY)
 
     @app.exception_handler(InputError)
-    async def refuse_input(request: Request, error: InputError) -> Response:
-        return refusal(request.url.path, 400 if like_openai(request.url.path) else 422, str(error))
+    async def bad_input(request: Request, error: InputError) -> Response:
+        return Refusal(_bad_input_status(request.url.path), str(error)).response(request.url.path)
 
     @app.exception_handler(UnicodeEncodeError)
-    async def refuse_half_letters(request: Request, error: UnicodeEncodeError) -> Response:
-        status = 400 if like_openai(request.url.path) else 422
-        return refusal(request.url.path, status, f"the text is no Unicode (sign {error.start}); give it as UTF-8")
+    async def no_unicode(request: Request, error: UnicodeEncodeError) -> Response:
+        message = f"the text is no Unicode (sign {error.start}); give it as UTF-8"
+        return Refusal(_bad_input_status(request.url.path), message).response(request.url.path)
 
     @app.exception_handler(RequestValidationError)
-    async def refuse_form(request: Request, error: RequestValidationError) -> Response:
+    async def bad_form(request: Request, error: RequestValidationError) -> Response:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"][1:]))
-        status = 400 if like_openai(request.url.path) else 422
-        return refusal(request.url.path, status, f"{place or 'the body'}: {first['msg']}", place or None)
+        message = f"{place or 'the body'}: {first['msg']}"
+        return Refusal(_bad_input_status(request.url.path), message, place or None).response(request.url.path)
 
     @app.exception_handler(HTTPException)
-    async def refuse_path(request: Request, error: HTTPException) -> Response:
-        return refusal(request.url.path, error.status_code, str(error.detail), headers=dict(error.headers or {}))
+    async def bad_path(request: Request, error: HTTPException) -> Response:
+        return Refusal(error.status_code, str(error.detail)).response(request.url.path, dict(error.headers or {}))
 
-    @app.exception_handler(Busy)
-    async def turn_away(request: Request, _: Busy) -> Response:
+    @app.exception_handler(QueueFull)
+    async def queue_full(request: Request, _: QueueFull) -> Response:
         message = "too many requests are waiting; try again"
-        return refusal(request.url.path, 429, message, code="rate_limit_exceeded", headers=_SOON)
+        return Refusal(429, message, code="rate_limit_exceeded").response(request.url.path, _RETRY)
 
-    @app.exception_handler(Stopping)
-    async def stop(request: Request, _: Stopping) -> Response:
-        return refusal(request.url.path, 503, "the server is being stopped; try again later", headers=_SOON)
+    @app.exception_handler(ServerStopping)
+    async def stopping(request: Request, _: ServerStopping) -> Response:
+        return Refusal(503, "the server is being stopped; try again later").response(request.url.path, _RETRY)
 
-    @app.exception_handler(Gone)
-    async def nobody_reads_this(_: Request, __: Gone) -> Response:
-        return Response(status_code=_CLIENT_GONE)
+    @app.exception_handler(ClientGone)
+    async def client_gone(_: Request, __: ClientGone) -> Response:
+        return Response(status_code=_CLIENT_GONE)  # nobody reads it
 
     @app.exception_handler(OSError)
-    async def no_space(request: Request, error: OSError) -> Response:
-        return refusal(request.url.path, 507, f"{error.strerror or error}; the server could not write")
+    async def cannot_write(request: Request, error: OSError) -> Response:
+        message = f"{error.strerror or error}; the server could not write"
+        return Refusal(507, message).response(request.url.path)
 
     @app.exception_handler(Exception)
-    async def apologise(request: Request, _: Exception) -> Response:
-        return refusal(request.url.path, 500, "something went wrong in the server; its log says what")
+    async def unexpected(request: Request, _: Exception) -> Response:
+        return Refusal(500, "something went wrong in the server; its log says what").response(request.url.path)

@@ -1,4 +1,4 @@
-"""A web application on a port of this machine."""
+"""Listening on a port of this machine until the server is stopped."""
 
 import signal
 import socket
@@ -12,20 +12,23 @@ from fastapi import FastAPI
 
 from spalm.console import console, say
 from spalm.errors import InputError
+from spalm.server.queue import RequestQueue
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
-_PATIENCE = 5
-"""Seconds that the request at hand has when the server is stopped."""
+_SHUTDOWN_SECONDS = 5
+"""Seconds that the present request has when the server is stopped."""
 
 
 def allowed_hosts(host: str) -> list[str]:
-    """Names by which a server that listens on `host` may be called."""
+    """Returns the names by which a server that listens on `host` may be called."""
     return ["127.0.0.1", "localhost", "[::1]"] if host in LOOPBACK else ["*"]
 
 
 def serve(app: FastAPI, host: str, port: int, what: str) -> None:
-    """Serves until it is stopped, from the keyboard or by SIGTERM: then the request at hand is ended, and those in line
-    are refused. Port 0: any that is free."""
+    """Serves until it is stopped, from the keyboard or by SIGTERM; port 0 is any that is free.
+
+    When it is stopped, the present request is ended and waiting ones are refused. `what` names the server to people.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -38,21 +41,29 @@ def serve(app: FastAPI, host: str, port: int, what: str) -> None:
         if host not in LOOPBACK:
             say(f"anyone who can reach {host} can now read the texts of this run")
         say(f"{what} is at http://{shown}:{listener.getsockname()[1]}/ ; stop it with Ctrl-C")
-        config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=_PATIENCE)
-        with _in_peace():
-            _Server(config).run(sockets=[listener])
+        config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=_SHUTDOWN_SECONDS)
+        with _quiet_shutdown():
+            _Server(config, app.state.queue).run(sockets=[listener])
 
 
 class _Server(uvicorn.Server):
+    """Closes the queue when it is told to exit."""
+
+    def __init__(self, config: uvicorn.Config, queue: RequestQueue):
+        super().__init__(config)
+        self._queue = queue
+
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        self.config.app.state.desk.close()
+        self._queue.close()
         super().handle_exit(sig, frame)
 
 
 @contextmanager
-def _in_peace() -> Iterator[None]:
-    """To be stopped is no error: uvicorn raises the signal once more when it is done, and nobody is to hear it then.
-    Nor does the console tell of every document."""
+def _quiet_shutdown() -> Iterator[None]:
+    """Ignores the signal that uvicorn raises once more when it is done, and keeps the console quiet meanwhile.
+
+    To be stopped is no error, and the console is not to tell of every document.
+    """
     mine = threading.current_thread() is threading.main_thread()
     before = {sig: signal.signal(sig, lambda *_: None) for sig in (signal.SIGINT, signal.SIGTERM) if mine}
     quiet, console.quiet = console.quiet, True

@@ -1,4 +1,4 @@
-"""What a server has done, counted, in the text form that Prometheus reads."""
+"""Counts of what a server has done, in the text form that Prometheus reads."""
 
 import time
 from collections import Counter
@@ -8,20 +8,37 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 _METHODS = ("GET", "HEAD", "POST", "DELETE", "PUT", "PATCH", "OPTIONS")
 
 
-class Counts:
+class Metrics:
+    """Counters of one server."""
+
     def __init__(self) -> None:
         self.requests: Counter[tuple[str, str, int]] = Counter()
-        """By method, route and status."""
-        self.read = self.written = 0
-        """Tokens of prompts and of answers."""
+        """Requests by method, route and status."""
+        self.prompt_tokens = self.generated_tokens = 0
         self.started = time.time()
 
+    def in_prometheus_form(self, gauges: dict[str, tuple[str, float]]) -> str:
+        """Returns all figures as text. `gauges` gives more of them: by name, the help text and the value.
 
-class Counting:
+        Names that end in _total are counters.
+        """
+        lines = [
+            "# HELP spalm_requests_total Requests by method, route and status; 0 if the client left before there was one.",
+            "# TYPE spalm_requests_total counter",
+        ]
+        for (method, route, status), count in sorted(self.requests.items()):
+            lines.append(f'spalm_requests_total{{method="{method}",route="{route}",status="{status}"}} {count}')
+        for name, (help_text, value) in gauges.items():
+            kind = "counter" if name.endswith("_total") else "gauge"
+            lines += [f"# HELP {name} {help_text}", f"# TYPE {name} {kind}", f"{name} {_number(value)}"]
+        return "\n".join(lines) + "\n"
+
+
+class MetricsMiddleware:
     """Counts the requests that come through it. A route is counted by its pattern: names in paths are endless."""
 
-    def __init__(self, app: ASGIApp, counts: Counts):
-        self._app, self._counts = app, counts
+    def __init__(self, app: ASGIApp, metrics: Metrics):
+        self._app, self._metrics = app, metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -40,21 +57,7 @@ class Counting:
         finally:
             method = scope["method"] if scope["method"] in _METHODS else "other"
             route = getattr(scope.get("route"), "path", "") or "/"
-            self._counts.requests[method, route, status] += 1
-
-
-def in_prometheus_form(counts: Counts, gauges: dict[str, tuple[str, float]]) -> str:
-    """`gauges`: by name, what it is and what it is now. Those that end in _total only grow."""
-    lines = [
-        "# HELP spalm_requests_total Requests by method, route and status; 0 if the client left before there was one.",
-        "# TYPE spalm_requests_total counter",
-    ]
-    for (method, route, status), count in sorted(counts.requests.items()):
-        lines.append(f'spalm_requests_total{{method="{method}",route="{route}",status="{status}"}} {count}')
-    for name, (what, value) in gauges.items():
-        kind = "counter" if name.endswith("_total") else "gauge"
-        lines += [f"# HELP {name} {what}", f"# TYPE {name} {kind}", f"{name} {_number(value)}"]
-    return "\n".join(lines) + "\n"
+            self._metrics.requests[method, route, status] += 1
 
 
 def _number(value: float) -> str:

@@ -1,4 +1,4 @@
-"""The desk at which requests are worked on, one at a time, and the line in front of it."""
+"""The queue in which requests wait for the model, which works on one of them at a time."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -13,81 +13,89 @@ T = TypeVar("T")
 _END: Any = object()
 
 
-class Busy(Exception):
-    """The line is full."""
+class QueueFull(Exception):
+    """As many requests are waiting as may."""
 
 
-class Gone(Exception):
-    """Whoever asked has left."""
+class ClientGone(Exception):
+    """The client of a request has left."""
 
 
-class Stopping(Exception):
+class ServerStopping(Exception):
     """The server is about to end."""
 
 
-class Desk:
-    """Work goes on in a thread, so that the server answers what needs none. Whoever leaves, in line or at the desk,
-    makes room; whoever comes when the line is full is turned away at once."""
+class RequestQueue:
+    """Runs the work of one request at a time in a thread, so that the server answers what needs no work meanwhile.
 
-    def __init__(self, longest: int):
-        self.longest = longest
-        self.line = 0
+    A client that leaves, waiting or being served, makes room; a request that comes when the queue is full is refused
+    at once.
+    """
+
+    def __init__(self, capacity: int):
+        self.capacity = capacity
+        self.size = 0
         """Requests that wait or are worked on."""
-        self.turned_away = self.left = 0
-        self.closed = self._over = False
+        self.refused = 0
+        """Requests refused because the queue was full."""
+        self.departed = 0
+        """Requests whose clients left before the end."""
+        self.closed = False
+        """Whether the server is stopping: no request gets its turn any more."""
+        self._cancelled = False
         self._lock = asyncio.Lock()
 
     def close(self) -> None:
-        """Nobody gets a turn any more; the work at hand may end."""
+        """Lets the present request end and gives no other a turn."""
         self.closed = True
 
     @asynccontextmanager
     async def turn(self, receive: Receive) -> AsyncIterator[None]:
-        """Holds the desk. `receive` tells when the client leaves: the present step is ended, and no other begun."""
+        """Waits for a turn and holds it. When `receive` tells that the client left, no further step is begun."""
         if self.closed:
-            raise Stopping
-        if self.line >= self.longest:
-            self.turned_away += 1
-            raise Busy
-        self.line += 1
+            raise ServerStopping
+        if self.size >= self.capacity:
+            self.refused += 1
+            raise QueueFull
+        self.size += 1
         try:
-            with anyio.CancelScope() as presence:
-                watch = asyncio.create_task(self._notice(receive, presence))
+            with anyio.CancelScope() as scope:
+                watch = asyncio.create_task(self._watch_client(receive, scope))
                 try:
                     async with self._lock:
                         if self.closed:
-                            raise Stopping
+                            raise ServerStopping
                         yield
                 finally:
                     watch.cancel()
-            if presence.cancelled_caught:
-                raise Gone
+            if scope.cancelled_caught:
+                raise ClientGone
         except asyncio.CancelledError:
             if not self.closed:
                 raise
-            self._over = True  # the server has waited for this long enough
-            raise Stopping from None
+            self._cancelled = True  # the server has waited for this long enough
+            raise ServerStopping from None
         finally:
-            self.line -= 1
+            self.size -= 1
 
     async def steps(self, iterator: Iterator[T]) -> AsyncIterator[T]:
-        """What an iterator yields, each step made in a thread. Within a turn."""
+        """Yields what an iterator yields, each step made in a thread. To be used within a turn."""
         while (each := await to_thread.run_sync(next, iterator, _END)) is not _END:
             yield each
 
-    async def work(self, receive: Receive, do: Callable[[], T]) -> T:
-        """One piece of work in its own turn. What takes long asks `go_on` now and then."""
+    async def run(self, receive: Receive, work: Callable[[], T]) -> T:
+        """Runs one piece of work in a turn of its own. What takes long calls `check` now and then."""
         async with self.turn(receive):
-            return await to_thread.run_sync(do)
+            return await to_thread.run_sync(work)
 
-    def go_on(self) -> None:
-        """Ends the work in this thread if nobody waits for it."""
+    def check(self) -> None:
+        """Ends the work in this thread, by raising, if nobody waits for it."""
         from_thread.check_cancelled()
-        if self._over:
-            raise Stopping
+        if self._cancelled:
+            raise ServerStopping
 
-    async def _notice(self, receive: Receive, presence: anyio.CancelScope) -> None:
+    async def _watch_client(self, receive: Receive, scope: anyio.CancelScope) -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
-        self.left += 1
-        presence.cancel()
+        self.departed += 1
+        scope.cancel()

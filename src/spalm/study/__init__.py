@@ -2,7 +2,7 @@
 
 from spalm.study.analyses.by_neighbours import COUNTS, vary_neighbours
 from spalm.study.analysis import Analysis, AnalysisRequest
-from spalm.study.registry import ANALYSES, available, make_request, study
+from spalm.study.registry import ANALYSES, available, find_analysis, make_request, study
 from spalm.study.report import write_report
 
 __all__ = [
@@ -11,6 +11,7 @@ __all__ = [
     "AnalysisRequest",
     "COUNTS",
     "available",
+    "find_analysis",
     "make_request",
     "study",
     "vary_neighbours",

@@ -54,12 +54,16 @@ def make_request(
     return AnalysisRequest(run, split, model, passage)
 
 
+def find_analysis(name: str) -> Callable[[AnalysisRequest], Analysis]:
+    """Returns an analysis by its name."""
+    if name not in ANALYSES:
+        raise InputError(f"there is no analysis {name!r}; take of {', '.join(ANALYSES)}")
+    return ANALYSES[name]
+
+
 def study(request: AnalysisRequest, names: list[str], folder: Path, console: Console) -> None:
     """Makes some analyses, prints them and writes their files."""
-    for name in names:
-        if name not in ANALYSES:
-            raise InputError(f"there is no analysis {name!r}; take of {', '.join(ANALYSES)}")
-    for name in names:
-        found = ANALYSES[name](request)
+    for analysis in [find_analysis(name) for name in names]:
+        found = analysis(request)
         found.print(console)
         found.write(folder)

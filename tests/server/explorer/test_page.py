@@ -11,7 +11,9 @@ import pytest
 import uvicorn
 from starlette.testclient import TestClient
 
-from spalm.server import make_app
+from spalm.compute import Hardware
+from spalm.generation import RunModels
+from spalm.server import make_explorer_server
 from spalm.study import write_report
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -24,8 +26,8 @@ SENTENCE = "ka1 lo3 . mi2 nu4 ka7 ."
 
 
 @pytest.fixture(scope="module")
-def app(explorer):
-    return make_app(explorer, ["127.0.0.1"])
+def app(finished):
+    return make_explorer_server(RunModels(finished, Hardware("cpu", 1)), ["127.0.0.1"])
 
 
 @pytest.fixture(scope="module")

@@ -6,14 +6,16 @@ import socket
 import pytest
 from starlette.testclient import TestClient
 
+from spalm.compute import Hardware
 from spalm.errors import InputError
-from spalm.server import allowed_hosts, make_app
-from spalm.server import listen as serve
+from spalm.generation import RunModels
+from spalm.server import allowed_hosts, make_explorer_server, serve
 
 
 @pytest.fixture(scope="module")
-def client(explorer) -> TestClient:
-    return TestClient(make_app(explorer, allowed_hosts("127.0.0.1")), base_url="http://127.0.0.1")
+def client(finished) -> TestClient:
+    models = RunModels(finished, Hardware("cpu", 1))
+    return TestClient(make_explorer_server(models, allowed_hosts("127.0.0.1")), base_url="http://127.0.0.1")
 
 
 def test_the_page_and_the_api_answer(client, finished):

@@ -5,9 +5,9 @@ import threading
 import pytest
 import torch
 
-from spalm.generation import Live
-from spalm.generation.generate import Reader, Sampling, generate
+from spalm.generation import Decoder, Model, Sampling
 from spalm.server import Limits
+from support.generation import generated
 from support.servers import Held, in_thread, server_of, wait_until
 
 PROMPT = "ka1 lo2 mi3 .\nka1 lo2"
@@ -27,17 +27,17 @@ def client(address):
         yield found
 
 
-def written(live: Live, prompt: str, count: int) -> str:
-    answer = generate(live, live.tokeniser.prompt(prompt), Sampling(max_tokens=count))
+def written(model: Model, prompt: str, count: int) -> str:
+    answer = generated(model, model.tokeniser.prompt(prompt), Sampling(max_tokens=count))
     return "".join(each.text for each in answer)
 
 
-def test_the_openai_client_completes(client, live):
+def test_the_openai_client_completes(client, model):
     assert [model.id for model in client.models.list()] == ["tiny"]
     assert client.models.retrieve("tiny").owned_by == "spalm"
     asked = {"model": "tiny", "prompt": PROMPT, "max_tokens": 8, "temperature": 0, "logprobs": 2}
     found = client.completions.create(**asked)
-    assert found.choices[0].text == written(live, PROMPT, 8)
+    assert found.choices[0].text == written(model, PROMPT, 8)
     assert found.usage.completion_tokens == len(found.choices[0].logprobs.tokens) == 8
     chunks = list(client.completions.create(**asked, stream=True, stream_options={"include_usage": True}))
     assert "".join(chunk.choices[0].text for chunk in chunks[:-1]) == found.choices[0].text
@@ -46,11 +46,11 @@ def test_the_openai_client_completes(client, live):
     assert own.choices[0].citations == []
 
 
-def test_the_openai_client_chats(client, live):
+def test_the_openai_client_chats(client, model):
     messages = [{"role": "user", "content": PROMPT}]
     asked = {"model": "tiny", "messages": messages, "max_completion_tokens": 8, "temperature": 0}
     found = client.chat.completions.create(**asked, logprobs=True, top_logprobs=2)
-    assert found.choices[0].message.content == written(live, f"<user> {PROMPT}\n<assistant>", 8)
+    assert found.choices[0].message.content == written(model, f"<user> {PROMPT}\n<assistant>", 8)
     assert len(found.choices[0].logprobs.content) == 8
     chunks = [chunk.choices[0].delta for chunk in client.chat.completions.create(**asked, stream=True)]
     assert chunks[0].role == "assistant"
@@ -77,7 +77,7 @@ def test_the_openai_client_knows_the_errors(client, address, attached):
         asked = {"model": "tiny", "prompt": PROMPT, "max_tokens": 2}
         first = threading.Thread(target=lambda: turned_away.completions.create(**asked))
         first.start()
-        wait_until(lambda: app.state.desk.line)
+        wait_until(lambda: app.state.queue.size)
         for stream in (False, True):
             with pytest.raises(openai.RateLimitError):
                 turned_away.completions.create(**asked, stream=stream)
@@ -87,14 +87,14 @@ def test_the_openai_client_knows_the_errors(client, address, attached):
         assert patient.completions.create(**asked).choices[0].text
 
 
-def log_probability(live: Live, context: list[int], continuation: list[int]) -> tuple[float, bool]:
+def log_probability(model: Model, context: list[int], continuation: list[int]) -> tuple[float, bool]:
     """What a continuation gets, position by position, and whether it is what the model would say."""
     tokens = context + continuation
-    reader = Reader(live)
-    heard = reader.feed(tokens)
+    decoder = Decoder(model)
+    encoded = decoder.feed(tokens)
     total, greedy = 0.0, True
     for place in range(len(tokens) - 1):
-        said = reader.predict(heard[place : place + 1], tokens[place])[0].log_probabilities[0]
+        said = decoder.predict(encoded[place : place + 1], tokens[place])[0].log_probabilities[0]
         if place + 1 >= len(context):
             total += float(said[tokens[place + 1]])
             greedy &= int(said.argmax()) == tokens[place + 1]
@@ -126,29 +126,29 @@ def instances(kind: str, *arguments: tuple) -> list:
     return [Instance(kind, {}, each, number) for number, each in enumerate(arguments)]
 
 
-def test_the_harness_scores_continuations(harness, live):
-    said = written(live, PROMPT, 3)
+def test_the_harness_scores_continuations(harness, model):
+    said = written(model, PROMPT, 3)
     asked = [(PROMPT, said), (PROMPT, " nu4 ."), ("nu1 nu2", " nu3 .\nlo5"), ("", "ka1 lo2"), ("mi3", " .")]
     found = harness.loglikelihood(instances("loglikelihood", *asked))
-    encode = lambda text: live.tokeniser.encode([text.encode()])[0].tolist()  # noqa: E731
+    encode = lambda text: model.tokeniser.encode([text.encode()])[0].tolist()  # noqa: E731
     for (context, continuation), (value, greedy) in zip(asked, found):
-        before = encode(context) or [live.tokeniser.start]
+        before = encode(context) or [model.tokeniser.start]
         rest = encode(context + continuation)[len(encode(context)) :]
-        expected, likeliest = log_probability(live, before, rest)
+        expected, likeliest = log_probability(model, before, rest)
         assert value == pytest.approx(expected, abs=1e-3), continuation
         assert greedy == likeliest
     assert found[0][1]
 
 
-def test_the_harness_scores_whole_texts(harness, live):
+def test_the_harness_scores_whole_texts(harness, model):
     text = "ka1 lo2 mi3 .\nnu4 nu5 ka6 .\n"
     (found,) = harness.loglikelihood_rolling(instances("loglikelihood_rolling", (text,)))
-    tokens = live.tokeniser.encode([text.encode()])[0].tolist()
-    assert found == pytest.approx(log_probability(live, [live.tokeniser.start], tokens)[0], abs=1e-3)
+    tokens = model.tokeniser.encode([text.encode()])[0].tolist()
+    assert found == pytest.approx(log_probability(model, [model.tokeniser.start], tokens)[0], abs=1e-3)
 
 
-def test_the_harness_generates(harness, live):
+def test_the_harness_generates(harness, model):
     wanted = {"until": ["\n"], "max_gen_toks": 12, "temperature": 0}
     found = harness.generate_until(instances("generate_until", (PROMPT, wanted), ("nu1 nu2", wanted)))
-    assert found == [written(live, prompt, 12).partition("\n")[0] for prompt in (PROMPT, "nu1 nu2")]
+    assert found == [written(model, prompt, 12).partition("\n")[0] for prompt in (PROMPT, "nu1 nu2")]
     assert torch.is_inference_mode_enabled() is False

@@ -1,1 +1,5 @@
-"""server.explorer."""
+"""An explorer in, a web page out: what every model makes of a passage, with neighbours that can be switched off."""
+
+from spalm.server.explorer.routes import PAGE, explorer_routes
+
+__all__ = ["PAGE", "explorer_routes"]

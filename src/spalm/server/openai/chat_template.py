@@ -6,15 +6,15 @@ from typing import Any
 
 from jinja2 import TemplateError
 
-from spalm.corpus.tokeniser import Tokeniser
+from spalm.corpus import Tokeniser
 from spalm.errors import InputError
-from spalm.generation.detokenise import pieces
-from spalm.server.openai.completions import Prompt
+from spalm.generation import token_texts
+from spalm.server.openai.jobs import TokenisedPrompt
 from spalm.server.openai.protocol import ChatMessage
 
 
 class ChatTemplate:
-    """Of the tokeniser in a folder, loaded when it is first asked for."""
+    """The chat template of the tokeniser in a folder, loaded when it is first asked for."""
 
     def __init__(self, folder: Path):
         self._folder = folder
@@ -25,14 +25,14 @@ class ChatTemplate:
 
         return AutoTokenizer.from_pretrained(self._folder)
 
-    def prompt(self, tokeniser: Tokeniser, messages: list[ChatMessage]) -> Prompt:
-        """The conversation up to where the model is to answer."""
+    def prompt(self, tokeniser: Tokeniser, messages: list[ChatMessage]) -> TokenisedPrompt:
+        """Returns the conversation up to where the model is to answer."""
         if self._tokeniser.chat_template is None:
             raise InputError(f"{self._folder.resolve().name} has no chat template; use /v1/completions")
-        said = [{"role": message.role, "content": message.text} for message in messages]
+        given = [{"role": message.role, "content": message.text} for message in messages]
         try:
-            text = self._tokeniser.apply_chat_template(said, tokenize=False, add_generation_prompt=True)
+            text = self._tokeniser.apply_chat_template(given, tokenize=False, add_generation_prompt=True)
         except TemplateError as error:
             raise InputError(f"messages: the model's chat template refuses them ({error})") from None
         tokens = tokeniser.encode([text.encode()])[0].tolist() or [tokeniser.start]
-        return Prompt(tokens, pieces(tokeniser, tokens))
+        return TokenisedPrompt(tokens, token_texts(tokeniser, tokens))

@@ -1,6 +1,6 @@
-"""What completions are asked for with, in the form of OpenAI's clients.
+"""Requests for completions, in the form of OpenAI's clients.
 
-Fields that would change the answer, and cannot, are refused; others that are not known are left alone, for clients send
+Fields that would change the answer, and cannot, are refused; other unknown fields are ignored, because clients send
 many.
 """
 
@@ -8,54 +8,59 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, model_validator
 
-from spalm.generation.generate import Sampling
+from spalm.generation import Sampling
 
-_ALMOST_NOTHING = 1e-4
-"""Below this temperature the likeliest token is all that is left."""
-_SEED = 1 << 63
+_ALMOST_ZERO = 1e-4
+"""Temperature below which only the likeliest token is left."""
+_SEED_LIMIT = 1 << 63
 
-Nothing = Annotated[float, Field(ge=0, le=0)]
-Stop = Annotated[str, Field(max_length=1000)]
+Zero = Annotated[float, Field(ge=0, le=0)]
+StopText = Annotated[str, Field(max_length=1000)]
+Prompt = str | list[int]
+"""A text, or token ids."""
 
 
 class StreamOptions(BaseModel):
+    """Options of a streamed answer."""
+
     include_usage: bool = False
 
 
-class Asked(BaseModel):
-    """What both kinds of completions share."""
+class GenerationRequest(BaseModel):
+    """What requests for completions and for chat completions share."""
 
     model_config = ConfigDict(extra="ignore", allow_inf_nan=False)
     model: str | None = None
     temperature: float = Field(default=1.0, ge=0, le=10)
     top_p: float = Field(default=1.0, gt=0, le=1)
     top_k: int = Field(default=0, ge=0)
-    stop: Stop | Annotated[list[Stop], Field(max_length=16)] = []
-    seed: int | None = Field(default=None, ge=-_SEED, lt=_SEED)
+    stop: StopText | Annotated[list[StopText], Field(max_length=16)] = []
+    seed: int | None = Field(default=None, ge=-_SEED_LIMIT, lt=_SEED_LIMIT)
     n: int = Field(default=1, ge=1)
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
-    frequency_penalty: Nothing = 0
-    presence_penalty: Nothing = 0
-    logit_bias: dict[str, Nothing] = {}
+    frequency_penalty: Zero = 0
+    presence_penalty: Zero = 0
+    logit_bias: dict[str, Zero] = {}
     memory: bool = True
-    """Ours: false answers without the memory."""
+    """Own field: false answers without the memory."""
     cite: bool = False
-    """Ours: name the parts that the memory decided, and their sources."""
+    """Own field: name the parts that the memory decided, and their sources."""
 
     @model_validator(mode="before")
     @classmethod
-    def _null_is_nothing(cls, given: Any) -> Any:
-        """Clients write null where they mean the default."""
+    def _drop_nulls(cls, given: Any) -> Any:
+        """Takes null for the default, as clients mean it."""
         if not isinstance(given, dict):
             return given
         return {name: value for name, value in given.items() if value is not None}
 
     def sampling(self, max_tokens: int) -> Sampling:
+        """Returns how tokens are picked for an answer of at most so many tokens."""
         stops = [self.stop] if isinstance(self.stop, str) else self.stop
         return Sampling(
             max_tokens=max_tokens,
-            temperature=0 if self.temperature < _ALMOST_NOTHING else self.temperature,
+            temperature=0 if self.temperature < _ALMOST_ZERO else self.temperature,
             top_p=self.top_p,
             top_k=self.top_k,
             stop=[stop for stop in stops if stop],
@@ -63,7 +68,9 @@ class Asked(BaseModel):
         )
 
 
-class CompletionAsked(Asked):
+class CompletionRequest(GenerationRequest):
+    """A request to /v1/completions."""
+
     prompt: str | list[StrictInt] | list[str] | list[list[StrictInt]] = ""
     max_tokens: int | None = Field(default=None, ge=0)
     logprobs: int | None = Field(default=None, ge=0, le=20)
@@ -72,38 +79,47 @@ class CompletionAsked(Asked):
     suffix: Literal[""] = ""
 
     @model_validator(mode="after")
-    def _best_are_all(self) -> "CompletionAsked":
+    def _no_best_of(self) -> "CompletionRequest":
         if self.best_of not in (None, self.n):
             raise ValueError("best_of: answers are not compared with one another; leave it out")
         return self
 
-    def prompts(self) -> list[str | list[int]]:
-        given = self.prompt
-        if isinstance(given, str) or not given or isinstance(given[0], int):
-            return [given]  # type: ignore[list-item]
-        return list(given)  # type: ignore[arg-type]
+    def prompts(self) -> list[Prompt]:
+        """Returns the prompts, one or several."""
+        given: Any = self.prompt
+        one = isinstance(given, str) or not given or isinstance(given[0], int)
+        return [given] if one else list(given)
 
 
 class TextPart(BaseModel):
+    """A part of a message."""
+
     type: Literal["text"]
     text: str
 
 
 class ChatMessage(BaseModel):
+    """A message of a conversation."""
+
     model_config = ConfigDict(extra="ignore")
     role: str
     content: str | list[TextPart]
 
     @property
     def text(self) -> str:
+        """The whole message."""
         return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
 
 
 class ResponseFormat(BaseModel):
+    """The form of an answer."""
+
     type: Literal["text"]
 
 
-class ChatAsked(Asked):
+class ChatRequest(GenerationRequest):
+    """A request to /v1/chat/completions."""
+
     messages: list[ChatMessage] = Field(min_length=1)
     max_tokens: int | None = Field(default=None, ge=1)
     max_completion_tokens: int | None = Field(default=None, ge=1)

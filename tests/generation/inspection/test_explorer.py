@@ -6,14 +6,14 @@ import pytest
 from spalm.corpus import token_in_text, visible_token
 from spalm.corpus import tokeniser as tokenisers
 from spalm.errors import InputError
-from spalm.generation import Picked, Switches
+from spalm.generation.inspection import CorpusPassage, Switches
 
 MEMORY = ("knn-lm", "spalm", "spalm+knn", "spalm-adaptive")
 
 
 @pytest.fixture(scope="module")
-def place() -> Picked:
-    return Picked("test", 1, 37, 101)
+def place() -> CorpusPassage:
+    return CorpusPassage("test", 1, 37, 101)
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +27,7 @@ def test_it_says_what_the_records_say(explorer, finished, place, rows):
     tokeniser, text = finished.corpus.tokeniser, finished.corpus.split("test")
     assert found["tokens"] == [token_in_text(tokeniser, token) for token in text.tokens[rows].tolist()]
     assert {"↵\n"} == {token for token in found["tokens"] if "\n" in token}
-    for model in finished.models:
+    for model in finished.rows:
         kept = finished.records(model).log_probabilities("test")[rows]
         # The mixture learned from hidden states in half precision, and is given them whole here.
         close = 2e-3 if model == "spalm-adaptive" else 1e-4
@@ -111,9 +111,9 @@ def test_a_text_of_ones_own_finds_its_true_neighbours(explorer, finished):
         ("", "the text has 0 tokens; give 1 to 2,000"),
         ("ka1 " * 2001, "the text has 2,001 tokens"),
         ("ka1 \ud800", "the text is no Unicode"),
-        (Picked("test", 3), "document 3: test has 3 documents"),
-        (Picked("test", 0, 10**9), "offset 1000000000"),
-        (Picked("test", 0, 0, 2001), "length 2001"),
+        (CorpusPassage("test", 3), "document 3: test has 3 documents"),
+        (CorpusPassage("test", 0, 10**9), "offset 1000000000"),
+        (CorpusPassage("test", 0, 0, 2001), "length 2001"),
     ],
 )
 def test_what_cannot_be_read_is_refused(explorer, passage, problem):
@@ -126,14 +126,16 @@ def test_what_learned_from_a_part_of_dev_does_not_speak_there(explorer, finished
     dev, records = finished.corpus.split("dev"), finished.records("spalm-adaptive")
     for document in range(3):
         rows = np.arange(dev.begins[document], dev.begins[document] + 200)
-        found = explorer.passage(Picked("dev", document, 0, 200))["models"]["spalm-adaptive"]["log_probabilities"]
+        found = explorer.passage(CorpusPassage("dev", document, 0, 200))["models"]["spalm-adaptive"][
+            "log_probabilities"
+        ]
         np.testing.assert_allclose(found, records.log_probabilities("dev")[rows], atol=5e-3, rtol=5e-3)
 
 
 def test_namesakes_are_told_apart(explorer):
     names = [each["name"] for each in explorer.documents("test", "")]
     assert names[1] == names[2] != names[0]
-    found = [explorer.passage(Picked("test", number, 0, 30))["tokens"] for number in (1, 2)]
+    found = [explorer.passage(CorpusPassage("test", number, 0, 30))["tokens"] for number in (1, 2)]
     assert found[0] != found[1]
     assert [each["number"] for each in explorer.documents("test", "TEST-1")] == [1, 2]
 

@@ -6,7 +6,7 @@ import torch
 from support.model_folders import TEXTS
 
 pytest.importorskip("transformers")
-from spalm.generation.transformers_model import SpalmForCausalLM
+from spalm.generation.hugging_face.model import SpalmForCausalLM
 
 
 @pytest.fixture

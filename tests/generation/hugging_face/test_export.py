@@ -13,7 +13,7 @@ from support.model_folders import TEXTS, moved_in, rewrite
 pytest.importorskip("transformers")
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from spalm.generation.transformers_model import SpalmForCausalLM
+from spalm.generation.hugging_face.model import SpalmForCausalLM
 
 
 def test_a_copy_opens_elsewhere_when_the_original_is_gone(both, tmp_path):
@@ -83,11 +83,14 @@ def test_a_copy_over_another_model_is_refused(model, own_model, tmp_path):
 
 
 def test_a_copy_is_refused_while_the_memory_is_written(model, tmp_path):
-    with only_writer(model.live.memory.directory), pytest.raises(InputError, match="is being written by another"):
+    with (
+        only_writer(model.memory_model.store.directory),
+        pytest.raises(InputError, match="is being written by another"),
+    ):
         model.save_pretrained(tmp_path / "copy")
     assert not list(tmp_path.iterdir())
 
 
 def test_a_copy_keeps_the_model_that_was_chosen(finished, tmp_path):
     SpalmForCausalLM.from_pretrained(finished.directory, model="knn-lm").save_pretrained(tmp_path / "copy")
-    assert AutoModelForCausalLM.from_pretrained(tmp_path / "copy").live.name == "copy/knn-lm"
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "copy").memory_model.name == "copy/knn-lm"

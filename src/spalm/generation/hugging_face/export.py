@@ -1,9 +1,9 @@
 """The files by which transformers knows a folder as a model, and a copy of such a folder that opens anywhere.
 
-`spalm attach` leaves config.json and the tokeniser of its base model. A finished run has ours:
+An attached model gets a config.json and the tokeniser files of its base model. A finished run gets ours:
 
     RUN/config.json              model_type spalm, and which model of the run answers
-    RUN/tokenizer.json           its tokeniser (corpus/fast.py)
+    RUN/tokenizer.json           its tokeniser (corpus/to_tokenizers.py)
     RUN/tokenizer_config.json    the symbol for x_0, which also ends answers and fills batches
 """
 
@@ -13,41 +13,58 @@ from typing import Any
 
 from spalm import artifact
 from spalm.artifact import MANIFEST, TEMPORARY, only_writer
-from spalm.attachment.attached import ATTACHED_FILE
+from spalm.attachment import ATTACHED_FILE, Attached
 from spalm.corpus.to_tokenizers import to_fast_tokenizer
 from spalm.errors import InputError
-from spalm.generation.model import OWN_MODELS
-from spalm.runs import RESULTS, FinishedRun
+from spalm.runs import DEFAULT_ROW, RESULTS, FinishedRun
 
 CONFIG = "config.json"
 _BASE = "model"
-_FILES_OF_MODELS = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model")
+_MODEL_FILES = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model")
+_TOKENISER_FILES = ("tokenizer", "special_tokens", "chat_template", "generation_config", "vocab", "merges")
+_KIND = {"model_type": "spalm", "architectures": ["SpalmForCausalLM"]}
 
 
-def look_like_a_model(run: FinishedRun) -> None:
-    """Puts the files there, beside its results."""
+def export_for_transformers(model: FinishedRun | Attached) -> None:
+    """Writes the files by which transformers knows a model into its own folder."""
+    if isinstance(model, Attached):
+        _export_attached(model)
+    else:
+        _export_run(model)
+
+
+def _export_attached(attached: Attached) -> None:
+    base, directory = attached.base.folder.path, attached.directory
+    config = artifact.read_json(base / CONFIG)
+    ids = {name: config.get(name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    artifact.write_json(directory / CONFIG, {**_KIND, "base": config, **ids})
+    for path in base.iterdir():
+        if path.name.startswith(_TOKENISER_FILES):
+            artifact.write_atomically(directory / path.name, path.read_bytes())
+
+
+def _export_run(run: FinishedRun) -> None:
     tokeniser, symbol = to_fast_tokenizer(run.corpus.tokeniser)
     id = tokeniser.token_to_id(symbol)
-    about = {
-        "model_type": "spalm",
-        "architectures": ["SpalmForCausalLM"],
-        "model": OWN_MODELS[0],
+    config = {
+        **_KIND,
+        "model": DEFAULT_ROW,
         "vocab_size": max(tokeniser.get_vocab_size(), run.corpus.vocabulary),
         **{f"{role}_token_id": id for role in ("bos", "eos", "pad")},
     }
-    how = {
+    tokeniser_config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,
         "padding_side": "left",
         **{f"{role}_token": symbol for role in ("bos", "eos", "pad")},
     }
     artifact.write_atomically(run.directory / "tokenizer.json", tokeniser.to_str())
-    artifact.write_json(run.directory / "tokenizer_config.json", how)
-    artifact.write_json(run.directory / CONFIG, about)
+    artifact.write_json(run.directory / "tokenizer_config.json", tokeniser_config)
+    artifact.write_json(run.directory / CONFIG, config)
 
 
 def copy_model(source: Path, target: Path, changes: dict[str, Any]) -> None:
-    """All of `source` at `target`, the base model within it, and some changes of config.json.
+    """Copies all of `source` to `target`, with the base model within it and some changes of config.json.
 
     It is made beside the target and then moved there part by part, so nothing of what was there before is mixed in.
     """
@@ -63,26 +80,27 @@ def copy_model(source: Path, target: Path, changes: dict[str, Any]) -> None:
         shutil.copytree(whole, half, ignore=shutil.ignore_patterns(f"*{TEMPORARY}", "*.previous"))
     attached = (half / ATTACHED_FILE).is_file()
     if attached:
-        _take_in_the_base(whole, half)
+        _include_base(whole, half)
     artifact.write_json(half / CONFIG, {**artifact.read_json(half / CONFIG), **changes})
     _move(half, wanted, ATTACHED_FILE if attached else RESULTS)
 
 
-def _take_in_the_base(source: Path, copy: Path) -> None:
+def _include_base(source: Path, copy: Path) -> None:
+    """Puts the base model into a copy of an attached model, and names it there."""
     about = artifact.read_json(source / ATTACHED_FILE)
     base, place = (source / about["model"]).resolve(), _BASE
     if base.is_relative_to(source):  # it was converted there
         place = str(base.relative_to(source))
     else:
-        shutil.rmtree(copy / place, ignore_errors=True)  # of a model that it was attached to before
+        shutil.rmtree(copy / place, ignore_errors=True)  # a model that it was attached to before
         (copy / place).mkdir()
-        for path in (path for pattern in _FILES_OF_MODELS for path in base.glob(pattern)):
+        for path in (path for pattern in _MODEL_FILES for path in base.glob(pattern)):
             shutil.copyfile(path, copy / place / path.name)
     artifact.write_json(copy / ATTACHED_FILE, {**about, "model": place})
 
 
 def _move(half: Path, target: Path, mark: str) -> None:
-    """The mark, without which the folder is no model, goes first and comes last."""
+    """Moves a copy to its place; the mark, without which the folder is no model, goes first and comes last."""
     target.mkdir(parents=True, exist_ok=True)
     (target / mark).unlink(missing_ok=True)
     for path in sorted(half.iterdir(), key=lambda path: path.name == mark):

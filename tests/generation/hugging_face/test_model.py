@@ -12,12 +12,13 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from spalm.attachment.attach import AttachSettings, attach
-from spalm.attachment.attached import Attached
-from spalm.compute import Hardware
-from spalm.corpus.tokeniser import BpeTokeniser
+from spalm.api import attach_and_export
+from spalm.attachment import Attached, AttachSettings
+from spalm.compute import Execution, Hardware
+from spalm.corpus.tokeniser import SubWords
 from spalm.errors import InputError
-from spalm.generation.model import OWN_MODELS, EncodedTokens, open_live
+from spalm.generation import EncodedTokens, load_model
+from spalm.runs import ROWS
 from support.facts import write_documents
 from support.model_folders import TEXTS, rewrite
 from support.tiny_models import ARCHITECTURES
@@ -25,7 +26,7 @@ from support.tiny_models import ARCHITECTURES
 pytest.importorskip("transformers")
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, pipeline
 
-from spalm.generation.transformers_model import Followers, SpalmConfig, SpalmForCausalLM
+from spalm.generation.hugging_face.model import BatchCache, SpalmConfig, SpalmForCausalLM
 
 
 def plain_of(attached_folder: Path):
@@ -37,7 +38,7 @@ def test_the_auto_classes_know_it(attached_folder, finished, model, own_model):
         assert type(found) is SpalmForCausalLM
         assert type(AutoConfig.from_pretrained(folder)) is SpalmConfig
     assert own_model.config.model == "spalm-adaptive"
-    assert own_model.live.name.endswith("/spalm-adaptive")
+    assert own_model.memory_model.name.endswith("/spalm-adaptive")
 
 
 def test_logits_are_log_probabilities(both):
@@ -58,8 +59,9 @@ def test_without_its_memory_it_is_the_plain_model(model, tokenizer, attached_fol
 
 def test_a_runs_model_without_its_memory_is_its_network(own_model, own_tokenizer):
     ids = own_tokenizer(TEXTS[0], return_tensors="pt").input_ids
-    live = own_model.live
-    network = live.model.log_probabilities(live.follow().feed(live.tokeniser.prompt(TEXTS[0])).hidden)[1:]
+    opened = own_model.memory_model
+    encoded = opened.decoder().feed(opened.tokeniser.prompt(TEXTS[0]))
+    network = opened.network.log_probabilities(encoded.hidden)[1:]
     assert (own_model(ids).logits[0, :, :-1] - network).abs().max() > 0.01
     own_model.use_memory = False
     assert_close(own_model(ids).logits[0, :, :-1], network)
@@ -67,7 +69,7 @@ def test_a_runs_model_without_its_memory_is_its_network(own_model, own_tokenizer
 
 
 def test_a_runs_texts_begin_after_the_start_symbol_given_or_not(own_model, own_tokenizer):
-    ids, tokeniser = own_tokenizer(TEXTS[0]).input_ids, own_model.live.tokeniser
+    ids, tokeniser = own_tokenizer(TEXTS[0]).input_ids, own_model.memory_model.tokeniser
     assert own_tokenizer.bos_token_id == tokeniser.size == own_model.config.vocab_size - 1
     assert tokeniser.prompt(TEXTS[0]) == [tokeniser.start, *ids]
     assert own_tokenizer.decode(ids, skip_special_tokens=True) == tokeniser.decode(ids)
@@ -79,15 +81,15 @@ def test_a_runs_texts_begin_after_the_start_symbol_given_or_not(own_model, own_t
     assert first[1] == int(given[0].argmax())
 
 
-@pytest.mark.parametrize("name", OWN_MODELS)
+@pytest.mark.parametrize("name", list(ROWS))
 def test_any_model_of_a_run_is_what_the_server_gives(finished, name):
     model = AutoModelForCausalLM.from_pretrained(finished.directory, model=name)
-    live = open_live(finished.directory, Hardware("cpu", 1), name)
-    assert model.live.name == live.name
-    prompt = live.tokeniser.prompt(TEXTS[0])
-    heard = live.follow().feed(prompt)
-    expected = live.combiner.combine(live.model, heard.hidden, live.search(heard.keys)).log_probabilities
-    found = model(torch.tensor([[live.tokeniser.size, *prompt[1:]]])).logits[0, :, :-1]
+    opened = load_model(finished.directory, Hardware("cpu", 1), name)
+    assert model.memory_model.name == opened.name
+    prompt = opened.tokeniser.prompt(TEXTS[0])
+    encoded = opened.decoder().feed(prompt)
+    expected = opened.combiner.combine(opened.network, encoded.hidden, opened.search(encoded.keys)).log_probabilities
+    found = model(torch.tensor([[opened.tokeniser.size, *prompt[1:]]])).logits[0, :, :-1]
     assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
@@ -226,7 +228,7 @@ def test_any_architecture_may_be_the_base(tiny, attached_folder, tmp_path, archi
 
 @dataclass
 class Noted:
-    """A follower that notes what it is fed."""
+    """A decoder that notes what it is fed."""
 
     read: list[int] = field(default_factory=list)
 
@@ -242,10 +244,10 @@ class Noted:
 
 
 def test_texts_of_a_batch_are_followed_each_by_itself():
-    tokeniser = BpeTokeniser.learn(lambda: iter([b"the cat"]), 260, mark_documents=True)
+    tokeniser = SubWords.learn(lambda: iter([b"the cat"]), 260, mark_documents=True)
     texts = [Noted(), Noted(), Noted()]
     followed = iter(texts)
-    cache = Followers(SimpleNamespace(tokeniser=tokeniser, follow=lambda: next(followed)), 3, tokeniser.start)
+    cache = BatchCache(SimpleNamespace(tokeniser=tokeniser, decoder=lambda: next(followed)), 3, tokeniser.start)
     heard = cache.feed([[7, 5], [tokeniser.start, 9], []], 4)
     assert [text.read for text in texts] == [[tokeniser.start, 7, 5], [tokeniser.start, 9], []]
     assert [each.hidden[:, 0].tolist() for each in heard] == [[7, 5], [tokeniser.start, 9], []]
@@ -268,7 +270,9 @@ def test_a_real_model_with_a_memory(smollm2, tmp_path):
     for path in texts.iterdir():
         path.write_text(path.read_text()[:500])
     settings = AttachSettings(context=64, stride=48, neighbours=16, positions=400)
-    folder = attach(str(gguf), [texts], tmp_path / "attached", settings, Hardware("cpu", 1)).directory
+    folder = attach_and_export(
+        str(gguf), [texts], tmp_path / "attached", settings, Execution(Hardware("cpu", 1))
+    ).directory
     model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
     ids = tokenizer(next(texts.iterdir()).read_text()[:60], return_tensors="pt")
     said = model(**ids).logits

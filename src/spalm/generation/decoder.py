@@ -1,0 +1,83 @@
+"""Decoding: tokens in, the distribution of the next token out, with the memory searched at most once a token."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from spalm.lm import IncrementalReader
+from spalm.semiparametric import CombinedPrediction, Retrieved, advance_neighbours
+
+if TYPE_CHECKING:
+    from spalm.generation.model import Model
+
+_ROWS = 64
+"""Positions that are predicted together."""
+
+
+@dataclass(frozen=True)
+class EncodedTokens:
+    """Hidden states and keys after each token that was read."""
+
+    hidden: Tensor
+    """What predicts the next token."""
+    keys: np.ndarray
+    """What the memory is searched with."""
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def __getitem__(self, rows: slice) -> "EncodedTokens":
+        return EncodedTokens(self.hidden[rows], self.keys[rows])
+
+
+class Decoder:
+    """Reads a text as it grows, with the memory beside it."""
+
+    def __init__(self, model: "Model", *, use_memory: bool = True):
+        self.model, self.use_memory = model, use_memory
+        self._reader = IncrementalReader(model.network, model.reading, model.device)
+        encoder = model.encoder
+        shared = encoder.model is model.network and encoder.reading == model.reading
+        self._key_reader = None if shared else IncrementalReader(encoder.model, encoder.reading, model.device)
+        self._previous: Retrieved | None = None
+
+    def __len__(self) -> int:
+        return len(self._reader)
+
+    def copied(self) -> "Decoder":
+        """Returns another decoder that has read the same."""
+        other = object.__new__(Decoder)
+        other.model, other.use_memory, other._previous = self.model, self.use_memory, self._previous
+        other._reader = self._reader.copied()
+        other._key_reader = None if self._key_reader is None else self._key_reader.copied()
+        return other
+
+    def feed(self, tokens: Sequence[int]) -> EncodedTokens:
+        """Reads further tokens."""
+        hidden = self._reader.feed(tokens)
+        queries = hidden if self._key_reader is None else self._key_reader.feed(tokens)
+        return EncodedTokens(hidden, self.model.store.keys_of(queries))
+
+    @property
+    def at_once(self) -> int:
+        """Positions that may be predicted together: where a policy decides, each depends on what was found before."""
+        return _ROWS if self.model.policy is None or not self.use_memory else 1
+
+    @torch.inference_mode()
+    def predict(self, encoded: EncodedTokens, last: int) -> tuple[CombinedPrediction, Retrieved]:
+        """Returns the distribution after the token `last`, and the neighbours it rests on. Positions come in order."""
+        retrieved = self._retrieve(encoded, last) if self.use_memory else Retrieved.empty(len(encoded))
+        retrieved = self._previous = retrieved.to(self.model.device)
+        return self.model.combiner.combine(self.model.network, encoded.hidden, retrieved), retrieved
+
+    def _retrieve(self, encoded: EncodedTokens, last: int) -> Retrieved:
+        model = self.model
+        if model.policy is None or float(model.policy(encoded.hidden)) > model.threshold:
+            return model.search(encoded.keys)
+        if self._previous is None:
+            return Retrieved.empty(1)
+        return advance_neighbours(self._previous, torch.tensor([last], device=model.device), model.store.entries())

@@ -1,0 +1,94 @@
+"""The documents of a memory that is in use: listed, added, forgotten; the next search follows."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from spalm.compute import Execution
+from spalm.corpus import TokenStream
+from spalm.errors import InputError
+from spalm.generation.models import ModelSet
+from spalm.memory import Memory, remember, source_of_text
+
+_LAG = 1 << 13
+"""Entries by which the index may lag behind: these are searched one by one, and it takes in many at once."""
+
+
+class UnknownDocument(InputError):
+    """The memory holds no document of that name."""
+
+
+class DocumentExists(InputError):
+    """The memory holds a document of that name already."""
+
+
+@dataclass(frozen=True)
+class MemoryDocument:
+    """A document of the memory."""
+
+    name: str
+    entries: int
+    """Number of its entries, one for each token."""
+
+
+class DocumentService:
+    """Changes a memory and has its index follow. No search may run while it is changed."""
+
+    def __init__(self, models: ModelSet):
+        self._models = models
+        self._changed = 0
+        self._index_follows: bool | None = None
+
+    @property
+    def store(self) -> Memory:
+        """The memory on disk."""
+        return self._models.memory
+
+    def __len__(self) -> int:
+        return len(self.store.entries())
+
+    def documents(self) -> list[MemoryDocument]:
+        """Returns the documents, oldest first."""
+        held = self.store.entries().live_documents
+        return [MemoryDocument(name, int(count)) for name, count in zip(held.names, held.entries)]
+
+    def add(self, name: str, text: str, *, check: Callable[[], None] = lambda: None) -> int:
+        """Adds a document and returns the number of its entries; `check` ends the work by raising something."""
+        content, _ = text.encode(), name.encode()  # refuses what is no Unicode before anything is written
+        if name in self.store.entries().live_documents.names:
+            raise DocumentExists(
+                f"the memory holds a document {name!r} already; delete that first, or give another name"
+            )
+        tokeniser = self._models.tokeniser
+        tokens = tokeniser.encode([content])[0]
+        if not len(tokens):
+            raise InputError("text: there is nothing in it to remember")
+        self._prepare()
+        stream = TokenStream(tokens, np.array([len(tokens)]), lambda: [name], tokeniser.start)
+        # A batch that a crash left half written was never acknowledged: it must not stand in the way of this one.
+        execution = Execution(restart=True)
+        remember(self.store, self._models.encoder, stream, source_of_text(stream), execution=execution, check=check)
+        self._follow(len(tokens))
+        return len(tokens)
+
+    def forget(self, name: str) -> int:
+        """Forgets the documents of a name and returns how many there were."""
+        entries = sum(document.entries for document in self.documents() if document.name == name)
+        if not entries:
+            raise UnknownDocument(f"the memory holds no document {name!r}")
+        self._prepare()
+        count = self.store.forget([name])
+        self._follow(entries)
+        return count
+
+    def _prepare(self) -> None:
+        """Brings the index up to date before the first change, and finds out whether it can follow."""
+        if self._index_follows is None:
+            self._index_follows = self._models.search.searcher.catch_up()
+
+    def _follow(self, changed: int) -> None:
+        self._changed += changed
+        if self._index_follows and self._changed > _LAG:
+            self._models.search.searcher.catch_up()
+            self._changed = 0

@@ -1,0 +1,213 @@
+"""A model with a memory as a model of transformers: `generate`, `pipeline` and whatever else takes one work unchanged.
+
+    spalm.register_with_transformers()                                     # makes it known to the Auto classes
+    model = AutoModelForCausalLM.from_pretrained("runs/attached")
+    model = AutoModelForCausalLM.from_pretrained("runs/wikitext2", model="spalm")    # one of a run's models
+
+Its logits are log-probabilities of the mixture, normalised over the vocabulary. Every position is searched: the policy
+of searching belongs to generation and the server, which read one text from left to right.
+
+A pretrained base reads batches as it always does, with its own cache. A run's model reads each text of a batch by
+itself, after x_0 and without its padding, in the segments or windows that it was evaluated in; its cache is what reads
+them.
+"""
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationMixin, PreTrainedConfig, PreTrainedModel
+from transformers.modeling_outputs import CausalLMOutputWithPast
+
+from spalm.compute import Hardware
+from spalm.generation.decoder import Decoder, EncodedTokens
+from spalm.generation.hugging_face.export import CONFIG, copy_model, export_for_transformers
+from spalm.generation.load import load_model
+from spalm.generation.model import Model
+from spalm.lm.pretrained import Pretrained
+from spalm.runs import RESULTS, FinishedRun
+from spalm.semiparametric import Retrieved
+
+_ROWS = 256
+"""Positions whose neighbours are held at a time."""
+_BASE_FIELDS = ("vocab_size", "max_position_embeddings", "hidden_size", "num_hidden_layers")
+"""What programs that take any model look up in its configuration."""
+_PASSED_ON = ("attention_mask", "position_ids", "use_cache")
+"""Arguments of `forward` that a pretrained base is given too."""
+
+
+class SpalmConfig(PreTrainedConfig):
+    """Configuration of a model with a memory."""
+
+    model_type = "spalm"
+
+    base: dict[str, Any] | None = None
+    """Configuration of the base model, where the memory is attached to one."""
+    model: str | None = None
+    """Name of the model, where the folder is that of a run."""
+
+    def __post_init__(self, **more: Any):
+        super().__post_init__(**more)
+        if self.base:
+            known = self.get_text_config()
+            for name in _BASE_FIELDS:
+                setattr(self, name, getattr(known, name, None))
+
+    def get_text_config(self, decoder: Any = None, encoder: Any = None) -> PreTrainedConfig:
+        """Returns the base model's configuration: caches are made to its measure."""
+        if not self.base:
+            return super().get_text_config(decoder, encoder)
+        return AutoConfig.for_model(**self.base).get_text_config(decoder, encoder)
+
+
+class BatchCache:
+    """What a batch has read so far, text by text, in the place of keys and values."""
+
+    def __init__(self, model: Model, texts: int, symbol: int):
+        """`symbol` is the id by which x_0 may be given."""
+        self._tokeniser, self._symbol = model.tokeniser, symbol
+        self._texts = [model.decoder() for _ in range(texts)]
+        self._length = 0
+
+    def feed(self, texts: list[list[int]], length: int) -> list[EncodedTokens]:
+        """Reads further tokens of each text; `length` counts their padding too, as `generate` does."""
+        self._length += length
+        return [self._read(decoder, tokens) for decoder, tokens in zip(self._texts, texts, strict=True)]
+
+    def _read(self, decoder: Decoder, tokens: list[int]) -> EncodedTokens:
+        start, size = self._tokeniser.start, self._tokeniser.size
+        left_out = [start] if not len(decoder) and tokens and tokens[0] != self._symbol else []
+        encoded = decoder.feed([*left_out, *(token if token < size else start for token in tokens)])
+        return encoded[len(left_out) :]
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:  # noqa: ARG002
+        """Returns the number of tokens read so far, padding included."""
+        return self._length
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Goes on with some of the texts, in another order or several times."""
+        self._texts = [self._texts[index].copied() for index in beam_idx.tolist()]
+
+    batch_select_indices = reorder_cache
+
+
+class SpalmForCausalLM(PreTrainedModel, GenerationMixin):
+    """A causal LM of transformers whose distribution is that of a model with a memory."""
+
+    config_class = SpalmConfig
+    main_input_name = "input_ids"
+
+    def __init__(self, config: SpalmConfig, model: Model):
+        super().__init__(config)
+        self.memory_model, self.directory = model, model.models.directory
+        self.pretrained = isinstance(model.network, Pretrained)
+        self.base: Any = model.network.model if isinstance(model.network, Pretrained) else model.network
+        self.use_memory = True
+        """Whether the memory is used; without it, this is the network alone."""
+        if self.pretrained:
+            self.generation_config = self.base.generation_config
+            self._taken = inspect.signature(self.base.base_model.forward).parameters
+
+    @classmethod
+    def of_model(cls, model: Model) -> "SpalmForCausalLM":
+        """Returns a model with a memory that is open already."""
+        config = _config(model.models.directory)
+        if not config.base:
+            config.model = model.variant.name
+        return cls(config, model).eval()
+
+    @classmethod
+    def from_pretrained(cls, path: str | Path, *_: Any, **options: Any) -> "SpalmForCausalLM":  # pyright: ignore
+        """Opens what `spalm attach` made, or a finished run: `model` names one of its models, `device` where it computes.
+
+        Other options say how weights are fetched and stored; here they are as they are.
+        """
+        config = options.get("config") or _config(Path(path))
+        config.model = options.get("model") or config.model
+        device_map = options.get("device_map")
+        whole = next(iter(device_map.values())) if isinstance(device_map, dict) else device_map
+        hardware = Hardware(str(options.get("device") or whole or "auto"))
+        return cls(config, load_model(path, hardware, config.model)).eval()
+
+    def save_pretrained(self, folder: str | Path, **_: Any) -> None:  # pyright: ignore
+        """Copies everything, the base model included, to a folder that opens wherever it is put."""
+        copy_model(self.directory, Path(folder), {} if self.pretrained else {"model": self.config.model})
+
+    def tie_weights(self, *_: Any, **__: Any) -> None:  # pyright: ignore
+        """Does nothing: weights are tied already, where they are."""
+
+    def _supports_default_dynamic_cache(self) -> bool:
+        return self.pretrained
+
+    @torch.no_grad()
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: Any = None,
+        labels: Tensor | None = None,
+        logits_to_keep: int | Tensor = 0,
+        **options: Any,
+    ) -> CausalLMOutputWithPast:
+        """Returns log-probabilities as logits, and with labels the mean loss."""
+        if labels is not None:
+            logits_to_keep = 0  # the loss is that of all
+        kept = slice(-logits_to_keep or None, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        there = torch.ones_like(input_ids) if attention_mask is None else attention_mask[:, -input_ids.shape[1] :]
+        there = there.bool()
+        if self.pretrained:
+            options = {"attention_mask": attention_mask, "position_ids": position_ids, **options}
+            given = {name: options.get(name) for name in _PASSED_ON if name in self._taken}
+            given = {name: value for name, value in given.items() if value is not None}
+            read = self.base.base_model(input_ids=input_ids, past_key_values=past_key_values, **given)
+            there, hidden, cache = there[:, kept], read.last_hidden_state[:, kept], read.past_key_values
+            encoded = EncodedTokens(hidden[there], self.memory_model.store.keys_of(hidden[there]))
+        else:
+            cache = past_key_values or BatchCache(self.memory_model, len(input_ids), self.config.bos_token_id)
+            encoded, there = self._read_on(input_ids, there, kept, cache)
+        logits = torch.zeros(*there.shape, self.config.vocab_size, device=self.memory_model.device)
+        places = there.nonzero()
+        for start in range(0, len(places), _ROWS):
+            part = slice(start, start + _ROWS)
+            logits[places[part].unbind(-1)] = self._log_probabilities(encoded[part])
+        loss = None
+        if labels is not None:
+            loss = F.nll_loss(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten().to(logits.device))
+        cache = None if options.get("use_cache") is False else cache
+        return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=cache)  # pyright: ignore
+
+    def _read_on(
+        self, ids: Tensor, there: Tensor, kept: slice | Tensor, cache: BatchCache
+    ) -> tuple[EncodedTokens, Tensor]:
+        """Reads a batch on, and returns what follows those tokens that are kept and are no padding."""
+        encoded = cache.feed([row[here].tolist() for row, here in zip(ids, there)], ids.shape[1])
+        number = (there.cumsum(1) - 1)[:, kept]  # place of a token among those of its text
+        there = there[:, kept]
+        wanted = [(each, row[here].tolist()) for each, row, here in zip(encoded, number, there)]
+        hidden = torch.cat([each.hidden[numbers] for each, numbers in wanted])
+        return EncodedTokens(hidden, np.concatenate([each.keys[numbers] for each, numbers in wanted])), there
+
+    def _log_probabilities(self, encoded: EncodedTokens) -> Tensor:
+        """Returns those of the vocabulary; what the configuration has beyond it is a symbol that no text has."""
+        model = self.memory_model
+        retrieved = model.search(encoded.keys) if self.use_memory else Retrieved.empty(len(encoded))
+        combined = model.combiner.combine(model.network, encoded.hidden, retrieved.to(model.device))
+        missing = self.config.vocab_size - combined.log_probabilities.shape[-1]
+        return F.pad(combined.log_probabilities, (0, missing), value=-torch.inf)
+
+
+def _config(directory: Path) -> SpalmConfig:
+    if (directory / RESULTS).is_file() and not (directory / CONFIG).is_file():
+        export_for_transformers(FinishedRun(directory))  # a run of before there were such files
+    return SpalmConfig.from_pretrained(directory)
+
+
+def register_with_transformers() -> None:
+    """Makes models with a memory known to AutoConfig and AutoModelForCausalLM. Calling it again changes nothing."""
+    AutoConfig.register("spalm", SpalmConfig, exist_ok=True)
+    AutoModelForCausalLM.register(SpalmConfig, SpalmForCausalLM, exist_ok=True)

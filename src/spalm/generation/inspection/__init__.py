@@ -1,0 +1,17 @@
+"""A passage in, what every model makes of it out: token by token, with neighbours that can be switched off."""
+
+from spalm.generation.inspection.explain import ExplainedPosition, explain_position, explain_tokens
+from spalm.generation.inspection.explorer import Explorer
+from spalm.generation.inspection.passages import LONGEST, CorpusPassage, Passage, PassageReader, Switches
+
+__all__ = [
+    "LONGEST",
+    "CorpusPassage",
+    "ExplainedPosition",
+    "Explorer",
+    "Passage",
+    "PassageReader",
+    "Switches",
+    "explain_position",
+    "explain_tokens",
+]

@@ -1,0 +1,129 @@
+"""Passages as the models read them: hidden states and neighbours, kept for a while.
+
+Switching neighbours off and on then costs only the way from there to the probabilities.
+"""
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from spalm.errors import InputError
+from spalm.generation.models import ModelSet, Variant
+from spalm.generation.score import read_states, stream_of_text
+from spalm.memory import Entries
+from spalm.neighbours import drop_neighbours
+from spalm.runs import HeldOut
+from spalm.semiparametric import Retrieved
+
+LONGEST = 2000
+"""Number of tokens of the longest passage."""
+_KEPT = 8
+"""Passages that are kept read."""
+_TITLE = "own text"
+"""Title of a text that is none of the corpus."""
+
+
+@dataclass(frozen=True)
+class CorpusPassage:
+    """A passage of the corpus."""
+
+    split: HeldOut
+    document: int
+    """Number of the document in the split: names need not differ."""
+    offset: int = 0
+    """First token of the passage in the document."""
+    length: int = 400
+
+
+Passage = str | CorpusPassage
+"""A text of one's own, or a place in the corpus."""
+
+
+@dataclass(frozen=True)
+class Switches:
+    """What is switched off in the memory: entries by their ids, whole documents by their numbers in the memory."""
+
+    entries: frozenset[int] = frozenset()
+    documents: frozenset[int] = frozenset()
+
+
+EVERYTHING_ON = Switches()
+
+
+@dataclass(frozen=True)
+class ReadPassage:
+    """A passage that has been read: everything that does not depend on the switches."""
+
+    title: str
+    tokens: np.ndarray
+    variants: list[Variant]
+    hidden: dict[str, Tensor]
+    """Hidden states, by the name of the network."""
+    ids: np.ndarray
+    distances: np.ndarray
+
+    def off(self, rows: slice | int, switches: Switches, entries: Entries) -> np.ndarray:
+        """Returns which neighbours of some positions are switched off or forgotten."""
+        ids = self.ids[rows]
+        dead = (entries.rows(ids) < 0) | np.isin(ids, list(switches.entries))
+        return dead | np.isin(entries.live_documents.numbers_of(ids), list(switches.documents))
+
+    def retrieved(self, rows: slice, switches: Switches, entries: Entries) -> Retrieved:
+        """Returns the neighbours as the switches leave them: what is off makes room for the next, as if forgotten."""
+        off = self.off(rows, switches, entries)
+        return Retrieved.from_ids(*drop_neighbours(self.ids[rows], self.distances[rows], off), entries)
+
+
+class PassageReader:
+    """Reads passages with every model of a directory, and keeps the last ones."""
+
+    def __init__(self, models: ModelSet):
+        self._models = models
+        self._kept: OrderedDict[Passage, ReadPassage] = OrderedDict()
+        self._entries: Entries | None = None
+
+    @torch.inference_mode()
+    def read(self, passage: Passage) -> ReadPassage:
+        """Returns a passage, read now or kept from before."""
+        if self._entries is not (entries := self._models.memory.entries()):  # what is new there may be a neighbour
+            self._entries = entries
+            self._kept.clear()
+        if passage in self._kept:
+            self._kept.move_to_end(passage)
+            return self._kept[passage]
+        read = self._read_text(passage) if isinstance(passage, str) else self._read_corpus(passage)
+        self._kept[passage] = read
+        if len(self._kept) > _KEPT:
+            self._kept.popitem(last=False)
+        return read
+
+    def _read_text(self, text: str) -> ReadPassage:
+        stream = stream_of_text(text, _TITLE, self._models.tokeniser)
+        if not 0 < len(stream) <= LONGEST:
+            raise InputError(f"the text has {len(stream):,} tokens; give 1 to {LONGEST:,}")
+        variants = self._models.variants()
+        hidden = {each.network.name: each.network for each in variants}
+        states = {name: read_states(network, stream, 0, len(stream)) for name, network in hidden.items()}
+        return ReadPassage(_TITLE, stream.tokens, variants, states, *self._models.neighbours_of_text(stream))
+
+    def _read_corpus(self, place: CorpusPassage) -> ReadPassage:
+        text = self._models.corpus.split(place.split)
+        if not 0 <= place.document < len(text.names):
+            raise InputError(f"document {place.document}: {place.split} has {len(text.names):,} documents")
+        begin, end = int(text.begins[place.document]), int(text.ends[place.document])
+        name = text.names[place.document]
+        if not 0 <= place.offset < end - begin:
+            raise InputError(f"offset {place.offset}: {name} has {end - begin:,} tokens")
+        if not 0 < place.length <= LONGEST:
+            raise InputError(f"length {place.length}: give 1 to {LONGEST:,}")
+        first = begin + place.offset
+        rows = np.arange(first, min(end, first + place.length))
+        variants = self._models.variants(place.split, first)
+        networks = {each.network.name: each.network for each in variants}
+        states = {key: read_states(network, text, first, int(rows[-1]) + 1) for key, network in networks.items()}
+        title = f"{name} ({place.split}), from token {place.offset:,}"
+        neighbours = self._models.neighbours_of_split(place.split, rows)
+        return ReadPassage(title, text.targets(rows), variants, states, *neighbours)

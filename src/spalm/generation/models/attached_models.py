@@ -1,0 +1,60 @@
+"""The models of a pretrained base with a memory: the base alone, and with each combiner that was fitted."""
+
+from functools import cached_property
+
+import numpy as np
+import torch
+
+from spalm.attachment import Attached
+from spalm.generation.models.model_set import ModelSet, Neighbours, Network, Variant
+from spalm.memory import Encoder, source_of_split
+from spalm.runs import HeldOut
+from spalm.semiparametric import Search
+
+
+class AttachedModels(ModelSet):
+    """Opens the base model when it is first used."""
+
+    def __init__(self, attached: Attached):
+        self.attached = attached
+        self.directory, self.title = attached.directory, attached.directory.resolve().name
+        self.corpus, self.memory, self.default = attached.corpus, attached.memory, attached.settings.combiner
+        self.chat_template_folder = attached.directory
+        self.threshold = attached.combiner_artifact.facts["threshold"]
+        self.policy = attached.policy if attached.settings.search < 1 else None
+
+    @property
+    def names(self) -> list[str]:
+        return list(self.attached.combiners)
+
+    def model_name(self, variant: str) -> str:  # noqa: ARG002
+        return self.title
+
+    @cached_property
+    def device(self) -> torch.device:
+        return self.attached.base.device
+
+    @cached_property
+    def encoder(self) -> Encoder:
+        return self.attached.base.encoder
+
+    @cached_property
+    def search(self) -> Search:
+        return self.attached.search
+
+    @cached_property
+    def _network(self) -> Network:
+        return Network("model", self.attached.base.model, self.encoder.reading)
+
+    def variant(self, name: str, split: HeldOut = "test", position: int = 0) -> Variant:  # noqa: ARG002
+        return Variant(name, self._network, self.attached.combiners[name])
+
+    def neighbours_of_split(self, split: HeldOut, rows: np.ndarray) -> Neighbours:
+        """Returns neighbours from other documents: dev and test were remembered after they had been measured."""
+        memory, entries = self.memory, self.memory.entries()
+        first = memory.first_id(source_of_split(self.corpus, split))
+        if first is not None and (entries.rows(first + rows) >= 0).all():
+            return self.search.find(entries.take(entries.rows(first + rows)), own=first + rows)
+        text = self.corpus.split(split)  # forgotten since: it can be read again, and is nowhere to be found
+        keys = self.encoder.keys(text, int(rows[0]), int(rows[-1]) + 1, memory.keys_of, memory.width)
+        return self.search.find(keys)

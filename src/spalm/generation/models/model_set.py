@@ -1,0 +1,116 @@
+"""The models that one directory holds. They share the text, the memory and its index; each is opened once."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from spalm.attachment import ALWAYS_SEARCH, SearchPolicy
+from spalm.corpus import Corpus, Tokeniser, TokenStream
+from spalm.errors import InputError
+from spalm.lm import LanguageModel, Reading
+from spalm.memory import Encoder, Memory
+from spalm.runs import HeldOut
+from spalm.semiparametric import Combiner, PlainCombiner, Search
+
+Neighbours = tuple[np.ndarray, np.ndarray]
+"""Ids of entries and their squared distances, nearest first, a row for each position."""
+
+
+@dataclass(frozen=True)
+class Network:
+    """A network, and how it reads. Variants that share one read a passage once."""
+
+    name: str
+    model: LanguageModel
+    reading: Reading
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One of the models of a directory: a network, and the way the memory is combined with it."""
+
+    name: str
+    network: Network
+    combiner: Combiner
+
+    @property
+    def has_memory(self) -> bool:
+        """Whether it uses the long-term memory at all."""
+        return not isinstance(self.combiner, PlainCombiner)
+
+
+class ModelSet(ABC):
+    """Everything that is opened at a directory: networks, memory, index, and the variants made of them."""
+
+    directory: Path
+    title: str
+    """Name shown to people."""
+    corpus: Corpus
+    memory: Memory
+    default: str
+    """Name of the variant that is used unless another is named."""
+    chat_template_folder: Path | None = None
+    """Folder of a tokeniser with a chat template, if there may be one."""
+    policy: SearchPolicy | None = None
+    """Decides which positions are searched; None: all."""
+    threshold: float = ALWAYS_SEARCH
+    """Gain that must be expected of a search."""
+
+    @property
+    @abstractmethod
+    def names(self) -> list[str]:
+        """Names of the variants."""
+
+    @abstractmethod
+    def variant(self, name: str, split: HeldOut = "test", position: int = 0) -> Variant:
+        """Returns a variant for a passage that begins at a position of a split.
+
+        What was learned from a part of dev is not used on that part.
+        """
+
+    @abstractmethod
+    def model_name(self, variant: str) -> str:
+        """Returns the name by which clients ask for a variant."""
+
+    @cached_property
+    @abstractmethod
+    def device(self) -> torch.device:
+        """Where the networks compute."""
+
+    @cached_property
+    @abstractmethod
+    def encoder(self) -> Encoder:
+        """Makes keys of texts: queries, and documents that are to be remembered."""
+
+    @cached_property
+    @abstractmethod
+    def search(self) -> Search:
+        """Live search of the memory."""
+
+    @abstractmethod
+    def neighbours_of_split(self, split: HeldOut, rows: np.ndarray) -> Neighbours:
+        """Returns the neighbours of positions of dev or test, without anything of their own documents."""
+
+    def neighbours_of_text(self, stream: TokenStream) -> Neighbours:
+        """Returns the neighbours of every position of a text."""
+        keys = self.encoder.keys(stream, 0, len(stream), self.memory.keys_of, self.memory.width)
+        return self.search.find(keys)
+
+    @property
+    def tokeniser(self) -> Tokeniser:
+        """The tokeniser that all variants share."""
+        return self.corpus.tokeniser
+
+    def variants(self, split: HeldOut = "test", position: int = 0) -> list[Variant]:
+        """Returns all variants for a passage that begins at a position of a split."""
+        return [self.variant(name, split, position) for name in self.names]
+
+    def known(self, name: str | None) -> str:
+        """Returns the name of a variant, the default one for None; refuses a name that is none of its variants."""
+        if name is not None and name not in self.names:
+            raise InputError(f"--model {name}: {self.directory} has {', '.join(reversed(self.names))}")
+        return name or self.default

@@ -1,0 +1,97 @@
+"""The models of a finished run: every row of its results."""
+
+from dataclasses import replace
+from functools import cached_property, lru_cache
+
+import numpy as np
+import torch
+
+from spalm.compute import Hardware
+from spalm.generation.models.model_set import ModelSet, Neighbours, Network, Variant
+from spalm.lm import Reading
+from spalm.memory import Encoder, encoder_of
+from spalm.runs import DEFAULT_ROW, ROWS, FinishedRun, HeldOut, NetworkName, Row, load_mixture, mixture_file
+from spalm.semiparametric import (
+    AdaptiveMixture,
+    Combiner,
+    GateCombiner,
+    Knn,
+    KnnCombiner,
+    MixtureCombiner,
+    PlainCombiner,
+    Search,
+    Spalm,
+    open_search,
+)
+
+_INDEX = "index"
+_MIXTURES = 3
+"""Adaptive mixtures of a run: one for each half of dev, and one for everything else."""
+
+
+class RunModels(ModelSet):
+    """Opens the networks of a run when they are first used; the first time, makes an index of its memory."""
+
+    def __init__(self, run: FinishedRun, hardware: Hardware):
+        self.run, self._hardware = run, hardware
+        self.directory, self.title, self.default = run.directory, run.title, DEFAULT_ROW
+        self.corpus, self.memory = run.corpus, run.memory
+        self._networks: dict[NetworkName, Network] = {}
+        self._mixture = lru_cache(_MIXTURES)(self._load_mixture)
+
+    @property
+    def names(self) -> list[str]:
+        return list(ROWS)
+
+    def model_name(self, variant: str) -> str:
+        return f"{self.directory.resolve().name}/{variant}"
+
+    @cached_property
+    def device(self) -> torch.device:
+        return self._hardware.prepare()
+
+    @cached_property
+    def encoder(self) -> Encoder:
+        made = encoder_of(self.run.network("transformer"), self.run.recipe.memory, lambda: self.device)
+        self.memory.require_same_keys({**made.identity, "width": self.memory.width})
+        return replace(made, load=lambda: self._network("transformer").model)
+
+    @cached_property
+    def search(self) -> Search:
+        count = self.run.neighbours.array("dev.ids").shape[1]
+        return open_search(self.memory, self.directory / _INDEX, count)
+
+    def neighbours_of_split(self, split: HeldOut, rows: np.ndarray) -> Neighbours:
+        return self.run.neighbours.read(split, rows)
+
+    def variant(self, name: str, split: HeldOut = "test", position: int = 0) -> Variant:
+        row = ROWS[name]  # pyright: ignore[reportArgumentType]
+        return Variant(name, self._network(row.network), self._combiner(row, split, position))
+
+    def _network(self, name: NetworkName) -> Network:
+        if name not in self._networks:
+            model = self._spalm.base if name == "spalm" else self.run.network(name).load(self.device)
+            self._networks[name] = Network(name, model, self._reading(name))
+        return self._networks[name]
+
+    @cached_property
+    def _spalm(self) -> Spalm:
+        attended = self.run.records("spalm").settings["neighbours"]
+        return self.run.network("spalm").load(self.device).set_neighbours(attended)
+
+    def _combiner(self, row: Row, split: HeldOut, position: int) -> Combiner:
+        inner: Combiner = GateCombiner(self._spalm.gate) if row.gated else PlainCombiner()
+        if row.mixture == "knn":
+            return KnnCombiner(inner, Knn(**self.run.records(row.name).facts["knn"]))
+        if row.mixture == "adaptive":
+            return MixtureCombiner(inner, self._mixture(mixture_file(self.run.records(row.name), split, position)))
+        return inner
+
+    def _load_mixture(self, file: str) -> AdaptiveMixture:
+        return load_mixture(self.run.records("spalm-adaptive"), file).to(self.device)
+
+    def _reading(self, name: NetworkName) -> Reading:
+        """Returns how the records of a network were read."""
+        settings, model = self.run.records(name).settings, self.run.network(name).model_settings
+        segment, stride = model.training.segment_length, settings["stride"]
+        return Reading.of(model.network.layers, segment, settings["memory_length"], settings["lanes"], stride)

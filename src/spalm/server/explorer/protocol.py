@@ -1,0 +1,49 @@
+"""Questions to the explorer: a passage, and what of the memory is switched off."""
+
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from spalm.errors import InputError
+from spalm.generation.inspection import LONGEST, CorpusPassage, Passage, Switches
+from spalm.runs import HeldOut
+
+
+class CorpusPlace(BaseModel):
+    """A passage of the corpus."""
+
+    model_config = ConfigDict(extra="forbid")
+    split: HeldOut
+    document: int = Field(ge=0)
+    offset: int = Field(default=0, ge=0)
+    length: int = Field(default=400, gt=0, le=LONGEST)
+
+
+class PassageRequest(BaseModel):
+    """A passage, either `text` or `place`, and what of the memory is switched off."""
+
+    model_config = ConfigDict(extra="forbid")
+    text: str | None = None
+    place: CorpusPlace | None = None
+    entries_off: Annotated[list[int], Field(max_length=100_000)] = []
+    documents_off: Annotated[list[int], Field(max_length=100_000)] = []
+
+    @property
+    def passage(self) -> Passage:
+        """The passage; refuses none and two."""
+        if self.text is not None and self.place is None:
+            return self.text
+        if self.place is not None and self.text is None:
+            return CorpusPassage(**self.place.model_dump())
+        raise InputError("give either a text or a place in the corpus")
+
+    @property
+    def off(self) -> Switches:
+        """What is switched off."""
+        return Switches(frozenset(self.entries_off), frozenset(self.documents_off))
+
+
+class TokenRequest(PassageRequest):
+    """A token of a passage."""
+
+    position: int = Field(ge=0)

@@ -1,0 +1,136 @@
+"""Answers in OpenAI's form. Chunks are the same whether they are sent one by one or joined at the end."""
+
+import time
+import uuid
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Any
+
+from spalm.corpus import Tokeniser
+from spalm.generation import Chunk, Citation
+from spalm.server.openai.jobs import GenerationJob
+
+_LEAST = -9999.0
+"""Stands for log 0, which JSON cannot say."""
+
+
+def joined(chunks: list[Chunk]) -> Chunk:
+    """Returns the chunks of one answer as one."""
+    last = chunks[-1]
+    return Chunk(
+        text="".join(chunk.text for chunk in chunks),
+        tokens=[token for chunk in chunks for token in chunk.tokens],
+        finish_reason=last.finish_reason,
+        citations=last.citations,
+        generated=sum(chunk.generated for chunk in chunks),
+        choice=last.choice,
+    )
+
+
+class CompletionResponse:
+    """The answer of /v1/completions. One for each request: it keeps count of where tokens stand."""
+
+    kind = chunk_kind = "text_completion"
+    prefix = "cmpl"
+
+    def __init__(self, model: str, tokeniser: Tokeniser, job: GenerationJob):
+        self._tokeniser, self._scored = tokeniser, job.likely is not None
+        about = {"id": f"{self.prefix}-{uuid.uuid4().hex}", "created": int(time.time()), "model": model}
+        self._whole, self._chunk = ({**about, "object": kind} for kind in (self.kind, self.chunk_kind))
+        self._prompt_tokens, self._generated = job.prompt_tokens, 0
+        self._offsets: dict[int, int] = defaultdict(int)
+        """Characters of each answer so far."""
+
+    def whole(self, chunks: list[Chunk]) -> dict[str, Any]:
+        """Returns the whole answer."""
+        answers: dict[int, list[Chunk]] = defaultdict(list)
+        for chunk in chunks:
+            answers[chunk.choice].append(chunk)
+        self._generated += sum(chunk.generated for chunk in chunks)
+        return {**self._whole, "choices": [self._choice(joined(each)) for each in answers.values()], **self._usage()}
+
+    def chunks(self, chunk: Chunk) -> Iterator[dict[str, Any]]:
+        """Yields what is sent for a chunk of a streamed answer."""
+        self._generated += chunk.generated
+        if chunk.text or chunk.tokens or chunk.finish_reason:
+            yield {**self._chunk, "choices": [self._streamed(chunk)]}
+
+    def last_chunk(self) -> dict[str, Any]:
+        """Returns the chunk that tells the usage."""
+        return {**self._chunk, "choices": [], **self._usage()}
+
+    def _usage(self) -> dict[str, Any]:
+        total = self._prompt_tokens + self._generated
+        usage = {"prompt_tokens": self._prompt_tokens, "completion_tokens": self._generated, "total_tokens": total}
+        return {"usage": usage}
+
+    def _choice(self, chunk: Chunk) -> dict[str, Any]:
+        return {**self._common(chunk), "text": chunk.text, "logprobs": self._logprobs(chunk)}
+
+    def _streamed(self, chunk: Chunk) -> dict[str, Any]:
+        return self._choice(chunk)
+
+    def _common(self, chunk: Chunk) -> dict[str, Any]:
+        about = {"index": chunk.choice, "finish_reason": chunk.finish_reason}
+        return (
+            about if chunk.citations is None else {**about, "citations": [_citation(each) for each in chunk.citations]}
+        )
+
+    def _logprobs(self, chunk: Chunk) -> dict[str, Any] | None:
+        if not self._scored:
+            return None
+        spell = self._tokeniser.spell
+        found: dict[str, list] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+        for token in chunk.tokens:
+            own = token.log_probability
+            found["tokens"].append(spell(token.id))
+            found["token_logprobs"].append(None if own is None else max(own, _LEAST))
+            likely = [] if own is None else [(token.id, own), *reversed(token.likely)]
+            found["top_logprobs"].append({spell(id): max(value, _LEAST) for id, value in likely} or None)
+            found["text_offset"].append(self._offsets[chunk.choice])
+            self._offsets[chunk.choice] += len(token.text)
+        return found
+
+
+class ChatResponse(CompletionResponse):
+    """The answer of /v1/chat/completions."""
+
+    kind, chunk_kind, prefix = "chat.completion", "chat.completion.chunk", "chatcmpl"
+
+    def chunks(self, chunk: Chunk) -> Iterator[dict[str, Any]]:
+        if chunk.choice not in self._offsets:
+            self._offsets[chunk.choice] = 0
+            first, delta = Chunk(choice=chunk.choice), {"role": "assistant", "content": ""}
+            yield {**self._chunk, "choices": [{**self._common(first), "delta": delta, "logprobs": None}]}
+        yield from super().chunks(chunk)
+
+    def _choice(self, chunk: Chunk) -> dict[str, Any]:
+        message = {"role": "assistant", "content": chunk.text, "refusal": None}
+        return {**self._common(chunk), "message": message, "logprobs": self._logprobs(chunk)}
+
+    def _streamed(self, chunk: Chunk) -> dict[str, Any]:
+        delta = {"content": chunk.text} if chunk.text else {}
+        return {**self._common(chunk), "delta": delta, "logprobs": self._logprobs(chunk)}
+
+    def _logprobs(self, chunk: Chunk) -> dict[str, Any] | None:
+        if not self._scored:
+            return None
+        content = [
+            {
+                **self._named(token.id, token.log_probability),
+                "top_logprobs": [self._named(*each) for each in token.likely],
+            }
+            for token in chunk.tokens
+            if token.id not in self._tokeniser.end_tokens
+        ]
+        return {"content": content, "refusal": None}
+
+    def _named(self, id: int, log_probability: float | None) -> dict[str, Any]:
+        text = self._tokeniser.decode([id])
+        whole = None if "\ufffd" in text else list(text.encode())
+        return {"token": self._tokeniser.spell(id), "logprob": max(log_probability or 0.0, _LEAST), "bytes": whole}
+
+
+def _citation(citation: Citation) -> dict[str, Any]:
+    sources = [{"document": each.document, "offset": each.offset, "weight": each.weight} for each in citation.sources]
+    return {"start": citation.start, "end": citation.end, "sources": sources}
