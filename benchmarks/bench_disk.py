@@ -63,7 +63,7 @@ def make_memory(count: int, source: Memory, folder: Path) -> Memory:
         "copies",
         WIDTH,
         2,
-        Reading.of(1, 64, 0, 1),
+        Reading.of(1, segment=64, memory=0, lanes=1),
         no_model,
         lambda: torch.device("cpu"),
         vectors=RepeatedKeys(source, count),

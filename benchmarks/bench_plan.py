@@ -38,13 +38,13 @@ def reading(rounds: int) -> dict:
     recipe = read_recipe("wikitext103", [])
     segment = recipe.training.segment_length
     model = Transformer(recipe.network, VOCABULARY).initialise(0).eval()
-    flops = count_flops(recipe.network, VOCABULARY, segment, 0, 1).hidden
+    flops = count_flops(recipe.network, VOCABULARY, segment=segment, memory=0, lanes=1).hidden
     with using_threads(1):
         rates, peaks = [], []
         for _ in range(rounds):
             peaks.append(gflops_of_a_core())
             began = time.perf_counter()
-            model.hidden(torch.randint(VOCABULARY, (1, segment)), model.start(0, segment))
+            model.hidden(torch.randint(VOCABULARY, (1, segment)), model.empty_state(0, segment))
             rates.append(flops * segment / (time.perf_counter() - began) / 1e9)
     found = {"gflops": statistics.median(peaks), "reading_gflops": statistics.median(rates)}
     return {**found, "mflops_of_a_token": flops / 1e6, "tokens_per_second": found["reading_gflops"] * 1e9 / flops}

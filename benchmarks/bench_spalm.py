@@ -40,7 +40,7 @@ class NoKeys(Encoder):
 
 
 def a_memory(corpus: Corpus, recipe: Recipe, folder: Path) -> Memory:
-    reading = Reading.of(1, 64, 0, 1)
+    reading = Reading.of(1, segment=64, memory=0, lanes=1)
     encoder = NoKeys("none", 8, corpus.vocabulary, reading, lambda: None, lambda: torch.device("cpu"))
     train = corpus.split("train")
     memory = open_memory(folder, encoder, recipe.memory, train)

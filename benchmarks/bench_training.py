@@ -73,7 +73,7 @@ def measure_training(rounds: int, lanes: int) -> dict[str, float]:
         for name, subject in subjects.items():
             seconds[name].append(subject.step())
     peak = statistics.median(peaks)
-    flops = count_flops(NETWORK, VOCABULARY, SEGMENT, MEMORY, lanes).step
+    flops = count_flops(NETWORK, VOCABULARY, segment=SEGMENT, memory=MEMORY, lanes=lanes).step
     speed = {name: lanes * SEGMENT / statistics.median(taken) for name, taken in seconds.items()}
     return {
         "tokens_per_second": speed["plain"],
@@ -93,7 +93,7 @@ def measure_reading(rounds: int) -> dict[str, float]:
     model = Transformer(NETWORK, VOCABULARY).initialise(0).eval()
     found = {}
     for memory in (128, 1024):
-        state, text = model.start(memory, SEGMENT), torch.randint(VOCABULARY, (16, SEGMENT))
+        state, text = model.empty_state(memory, SEGMENT), torch.randint(VOCABULARY, (16, SEGMENT))
         seconds = []
         for _ in range(memory // SEGMENT + rounds):
             began = time.perf_counter()
@@ -101,7 +101,7 @@ def measure_reading(rounds: int) -> dict[str, float]:
             model.target_log_probabilities(hidden.flatten(0, 1), text.flatten())
             seconds.append(time.perf_counter() - began)
         found[f"evaluation_tokens_per_second_memory_{memory}"] = text.numel() / statistics.median(seconds[-rounds:])
-    state, token = model.start(512, SEGMENT), torch.zeros(1, 1, dtype=torch.int64)
+    state, token = model.empty_state(512, SEGMENT), torch.zeros(1, 1, dtype=torch.int64)
     for _ in range(4):
         model.hidden(torch.randint(VOCABULARY, (1, SEGMENT)), state)
     seconds = []

@@ -18,7 +18,7 @@ def test_flops_are_those_that_torch_counts():
     output_layer = 3 * 2 * network.width * training.VOCABULARY
     added_in_place = network.layers * 2 * (training.SEGMENT + training.MEMORY) * network.heads * network.head_width
     seen = counter.get_total_flops() / subject.tokens
-    claimed = count_flops(network, training.VOCABULARY, training.SEGMENT, training.MEMORY, lanes)
+    claimed = count_flops(network, training.VOCABULARY, segment=training.SEGMENT, memory=training.MEMORY, lanes=lanes)
     assert claimed.step == seen + output_layer + added_in_place
 
 

@@ -68,7 +68,7 @@ def _small_shards(monkeypatch):
 def encoder(corpus) -> Encoder:
     settings = NetworkSettings(layers=1, width=WIDTH, heads=2, head_width=5, feed_forward=11)
     model = Transformer(settings, corpus.vocabulary).initialise(1).eval()
-    reading = Reading.of(1, 8, 0, 4, 4)
+    reading = Reading.of(1, segment=8, memory=0, lanes=4, stride=4)
     return Encoder("d", WIDTH, corpus.vocabulary, reading, lambda: model, lambda: torch.device("cpu"))
 
 

@@ -14,12 +14,12 @@ from spalm.lm.pretrained import PretrainedFolder
 CPU = torch.device("cpu")
 LENGTH = 61
 READINGS = {
-    "carried, shorter than a segment": Reading.of(2, 7, 3, 1),
-    "carried, a segment": Reading.of(2, 7, 7, 1),
-    "carried, longer": Reading.of(2, 5, 17, 1),
-    "windows side by side": Reading.of(2, 7, 0, 1),
-    "overlapping windows": Reading.of(2, 11, 0, 1, 3),
-    "windows a token apart": Reading.of(2, 7, 0, 1, 1),
+    "carried, shorter than a segment": Reading.of(2, segment=7, memory=3, lanes=1),
+    "carried, a segment": Reading.of(2, segment=7, memory=7, lanes=1),
+    "carried, longer": Reading.of(2, segment=5, memory=17, lanes=1),
+    "windows side by side": Reading.of(2, segment=7, memory=0, lanes=1),
+    "overlapping windows": Reading.of(2, segment=11, memory=0, lanes=1, stride=3),
+    "windows a token apart": Reading.of(2, segment=7, memory=0, lanes=1, stride=1),
 }
 
 
@@ -37,7 +37,7 @@ def stream(length: int, vocabulary: int, ends: list[int] | None = None) -> Token
 
 def at_once(model, text: TokenStream, reading: Reading) -> torch.Tensor:
     found = torch.zeros(len(text), model.width)
-    for positions, hidden in hidden_states(model, text, reading, 0, len(text), CPU):
+    for positions, hidden in hidden_states(model, text, reading, range(len(text))):
         found[positions] = hidden
     return found
 

@@ -9,7 +9,7 @@ import torch
 
 from spalm.corpus.pretrained_tokeniser import PretrainedTokeniser
 from spalm.errors import InputError
-from spalm.lm.pretrained import Pretrained, PretrainedFolder, locate_pretrained
+from spalm.lm.pretrained import PretrainedFolder, PretrainedModel, locate_pretrained
 from support.tiny_models import ARCHITECTURES
 
 transformers = pytest.importorskip("transformers")
@@ -17,7 +17,7 @@ CPU = torch.device("cpu")
 TOKENS = torch.tensor([[3, 17, 301, 2, 5, 88, 41], [9, 9, 1, 320, 44, 6, 200]])
 
 
-def load(folder: Path) -> tuple[Pretrained, transformers.PreTrainedModel]:
+def load(folder: Path) -> tuple[PretrainedModel, transformers.PreTrainedModel]:
     return PretrainedFolder(folder).load(CPU), transformers.AutoModelForCausalLM.from_pretrained(folder)
 
 
@@ -34,14 +34,14 @@ def test_logits_are_the_models_own(tiny, architecture):
     targets = TOKENS.roll(-1, 1).flatten()
     of_targets = ours.target_log_probabilities(hidden.flatten(0, 1), targets)
     torch.testing.assert_close(of_targets, found.flatten(0, 1)[torch.arange(14), targets], rtol=1e-4, atol=1e-4)
-    assert (ours.width, ours.vocabulary, ours.longest) == (24, 328, 128)
+    assert (ours.width, ours.vocabulary, ours.context_length) == (24, 328, 128)
     assert ours.embed(TOKENS).shape == (2, 7, 24)
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_read_in_pieces_it_is_the_same(tiny, architecture):
     model = PretrainedFolder(tiny(architecture)).load(CPU)
-    state = model.start()
+    state = model.empty_state()
     pieces = [model.hidden(part, state) for part in TOKENS.split([2, 1, 4], 1)]
     torch.testing.assert_close(torch.cat(pieces, 1), model.hidden(TOKENS), rtol=1e-3, atol=1e-3)
 
@@ -57,7 +57,7 @@ def test_a_model_whose_logits_do_not_follow_is_refused(tiny):
 
     theirs.__class__ = Sharpened
     with pytest.raises(InputError, match="the logits of Sharpened do not follow from its last hidden state"):
-        Pretrained(theirs, "x")
+        PretrainedModel(theirs, "x")
 
 
 def made(folder: Path, model: transformers.PreTrainedModel) -> Path:

@@ -19,7 +19,7 @@ def model(corpus):
 
 def one_stream(model, split, segment: int, memory: int) -> np.ndarray:
     """The obvious way: one lane, from the beginning, full distributions."""
-    state = model.start(memory, segment) if memory else None
+    state = model.empty_state(memory, segment) if memory else None
     tokens = [split.start, *map(int, split.tokens)]
     found = []
     for first in range(0, len(split), segment):
@@ -36,22 +36,22 @@ def one_stream(model, split, segment: int, memory: int) -> np.ndarray:
 def test_batched_equals_one_stream(model, corpus, lanes, memory):
     split = corpus.split("train")
     expected = one_stream(model, split, 7, memory)
-    found = log_probabilities(model, split, Reading.of(2, 7, memory, lanes), 0, len(split), CPU)
+    found = log_probabilities(model, split, Reading.of(2, segment=7, memory=memory, lanes=lanes), range(len(split)))
     np.testing.assert_allclose(found, expected, atol=2e-5)
 
 
 @pytest.mark.parametrize("memory", [0, 5])
 def test_a_part_of_the_stream_is_as_in_the_whole(model, corpus, memory):
-    split, reading = corpus.split("train"), Reading.of(2, 7, memory, 3)
-    whole = log_probabilities(model, split, reading, 0, len(split), CPU)
-    part = log_probabilities(model, split, reading, 700, 1001, CPU)
+    split, reading = corpus.split("train"), Reading.of(2, segment=7, memory=memory, lanes=3)
+    whole = log_probabilities(model, split, reading, range(len(split)))
+    part = log_probabilities(model, split, reading, range(700, 1001))
     np.testing.assert_allclose(part, whole[700:1001], atol=2e-5)
 
 
 @pytest.mark.parametrize("stride", [1, 3, 7])
 def test_overlapping_windows_have_the_left_context_they_promise(model, corpus, stride):
     split = corpus.split("dev")
-    found = log_probabilities(model, split, Reading.of(2, 7, 0, 4, stride), 0, 60, CPU)
+    found = log_probabilities(model, split, Reading.of(2, segment=7, memory=0, lanes=4, stride=stride), range(60))
     tokens = [split.start, *map(int, split.tokens)]
     for position in range(60):
         end = (position // stride + 1) * stride
@@ -64,13 +64,13 @@ def test_overlapping_windows_have_the_left_context_they_promise(model, corpus, s
 
 def test_every_position_comes_once(model, corpus):
     split = corpus.split("dev")
-    groups = hidden_states(model, split, Reading.of(2, 7, 5, 3), 0, len(split), CPU)
+    groups = hidden_states(model, split, Reading.of(2, segment=7, memory=5, lanes=3), range(len(split)))
     positions = np.concatenate([positions for positions, _ in groups])
     assert sorted(positions) == list(range(len(split)))
 
 
 LENGTHS = [5, 1, 23, 64, 13, 100, 2, 31]
-"""Of documents: shorter than a window of 13, as long, and longer."""
+"""Lengths of documents: shorter than a window of 13, as long, and longer."""
 
 
 @pytest.fixture(scope="module")
@@ -84,10 +84,10 @@ def alone(segment: int, stride: int, lanes: int) -> Reading:
 
 
 def all_hidden(model, split, reading: Reading, cuts: list[int]) -> torch.Tensor:
-    """Of every position, read in parts that end at the cuts; each must come just once."""
+    """Returns the hidden state of every position, read in parts that end at the cuts; each must come just once."""
     found, seen = torch.zeros(len(split), model.width), np.zeros(len(split), int)
     for start, stop in zip([0, *cuts], [*cuts, len(split)]):
-        for positions, hidden in hidden_states(model, split, reading, start, stop, CPU):
+        for positions, hidden in hidden_states(model, split, reading, range(start, stop)):
             assert ((positions >= start) & (positions < stop)).all()
             found[positions] = hidden
             np.add.at(seen, positions, 1)

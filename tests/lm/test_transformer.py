@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from spalm.lm import NetworkSettings, Transformer, remembered
+from spalm.lm import NetworkSettings, Transformer, next_memory
 
 BATCH, VOCABULARY = 2, 13
 
@@ -29,10 +29,10 @@ def test_two_segments_equal_one_pass_with_the_same_reach(norm, cut):
     model, text = network(norm).eval(), tokens(7)
     whole, _ = model(text)
     first, inputs = model(text[:, :cut])
-    memory = remembered(None, inputs, 7)
+    memory = next_memory(None, inputs, 7)
     second, _ = model(text[:, cut:], memory)
     torch.testing.assert_close(torch.cat([first, second], 1), whole)
-    state = model.start(7, 7)
+    state = model.empty_state(7, 7)
     parts = [model.hidden(text[:, :cut], state), model.hidden(text[:, cut:], state)]
     torch.testing.assert_close(torch.cat(parts, 1), whole)
 
@@ -42,18 +42,18 @@ def test_two_segments_equal_one_pass_with_the_same_reach(norm, cut):
 def test_the_state_of_test_time_is_the_memory_of_training(norm, memory_length):
     """Keys and values that are kept give what hidden states that are kept give, at every memory length."""
     model, text = network(norm).eval(), tokens(23)
-    memory, state = None, model.start(memory_length, 4)
+    memory, state = None, model.empty_state(memory_length, 4)
     for first in range(0, 23, 4):
         segment = text[:, first : first + 4]
         by_memory, inputs = model(segment, memory)
-        memory = remembered(memory, inputs, memory_length)
+        memory = next_memory(memory, inputs, memory_length)
         torch.testing.assert_close(model.hidden(segment, state), by_memory)
 
 
 def test_one_token_at_a_time_equals_one_pass():
     model, text = network().eval(), tokens(17)
     whole, _ = model(text)
-    state = model.start(17, 1)
+    state = model.empty_state(17, 1)
     for index in range(17):
         torch.testing.assert_close(model.hidden(text[:, index : index + 1], state)[:, 0], whole[:, index])
 
@@ -64,7 +64,7 @@ def test_a_longer_memory_at_test_reaches_further():
     changed[:, 0] = (changed[:, 0] + 1) % VOCABULARY
 
     def last(text, memory_length):
-        state = model.start(memory_length, 4)
+        state = model.empty_state(memory_length, 4)
         return [model.hidden(text[:, i : i + 4], state) for i in range(0, 16, 4)][-1]
 
     assert not torch.allclose(last(text, 8), last(changed, 8))
@@ -75,7 +75,7 @@ def test_a_longer_memory_at_test_reaches_further():
 def test_the_memory_has_no_gradient():
     model, text = network("post"), tokens(8)
     _, inputs = model(text[:, :4])
-    memory = remembered(None, inputs, 4)
+    memory = next_memory(None, inputs, 4)
     assert all(not each.requires_grad for each in memory)
     model(text[:, 4:], memory)[0].sum().backward()
 

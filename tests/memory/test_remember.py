@@ -13,7 +13,7 @@ CPU = torch.device("cpu")
 def encoder(corpus, memory: int = 0, stride: int = 3, digest: str = "d") -> Encoder:
     settings = NetworkSettings(layers=2, width=14, heads=2, head_width=5, feed_forward=11)
     model = Transformer(settings, corpus.vocabulary).initialise(1).eval()
-    reading = Reading.of(2, 7, memory, 3, stride)
+    reading = Reading.of(2, segment=7, memory=memory, lanes=3, stride=stride)
     return Encoder(digest, 14, corpus.vocabulary, reading, lambda: model, lambda: CPU)
 
 
@@ -46,7 +46,7 @@ def test_a_carried_memory(corpus, tmp_path):
     memory = open_memory(tmp_path / "memory", own, MemorySettings(carried=9), split)
     remember(memory, own, split, source_of_split(corpus, "dev"))
     tokens = [split.start, *map(int, split.tokens)]
-    state = own.model.start(9, 7)
+    state = own.model.empty_state(9, 7)
     expected = [hidden(own.model, tokens[first : first + 7], state) for first in range(0, len(split), 7)]
     whole = torch.cat(expected)[: len(split)].numpy()
     np.testing.assert_allclose(memory.entries().keys(0, len(split)), whole, atol=2e-3)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from spalm.compute import Hardware
+from spalm.compute import Execution, Hardware
 from spalm.corpus import TrainingBatches
 from spalm.errors import InputError
 from spalm.lm import ModelSettings, TrainedModel, Transformer, segment_loss, train_model
@@ -39,7 +39,7 @@ def losses(directory) -> list[tuple]:
 @pytest.mark.parametrize("micro_batch", [None, 3])
 def test_resumed_equals_uninterrupted_bit_for_bit(corpus, tmp_path, monkeypatch, memory_length, micro_batch):
     wanted = settings(memory_length=memory_length, micro_batch=micro_batch)
-    whole = train_model(wanted, corpus, tmp_path / "whole", "model", Hardware())
+    whole = train_model(wanted, corpus, tmp_path / "whole", Execution())
     monkeypatch.setattr(loop, "CHECKPOINT_SECONDS", -1.0)  # after every step
     real_batch = TrainingBatches.batch
     for stop in (5, 6, 17):  # in the middle of nothing, just after an evaluation, and again
@@ -51,11 +51,11 @@ def test_resumed_equals_uninterrupted_bit_for_bit(corpus, tmp_path, monkeypatch,
 
         monkeypatch.setattr(TrainingBatches, "batch", crash)
         with pytest.raises(KeyboardInterrupt):
-            train_model(wanted, corpus, tmp_path / "stopped", "model", Hardware())
+            train_model(wanted, corpus, tmp_path / "stopped", Execution())
         torch.manual_seed(99)
         assert not (tmp_path / "stopped" / "manifest.json").exists()
     monkeypatch.setattr(TrainingBatches, "batch", real_batch)
-    resumed = train_model(wanted, corpus, tmp_path / "stopped", "model", Hardware())
+    resumed = train_model(wanted, corpus, tmp_path / "stopped", Execution())
     assert losses(resumed.directory) == losses(whole.directory)
     assert resumed.manifest == whole.manifest
     assert not (resumed.directory / "checkpoint").exists()
@@ -78,7 +78,7 @@ def test_micro_batches_change_nothing_but_memory(corpus):
 
 
 def test_it_learns_and_the_best_on_dev_is_kept(corpus, tmp_path):
-    trained = train_model(settings(steps=60), corpus, tmp_path / "m", "model", Hardware())
+    trained = train_model(settings(steps=60), corpus, tmp_path / "m", Execution())
     dev = [loss for _, _, loss in losses(trained.directory) if loss is not None]
     assert trained.facts["best_dev_loss"] == min(dev) < dev[0]
     # 15 words, nearly without order: about log(15) is all that there is to learn.
@@ -89,7 +89,7 @@ def test_it_learns_and_the_best_on_dev_is_kept(corpus, tmp_path):
 
 def test_golden_losses(corpus, tmp_path):
     """A change that is to change nothing must give these again (to float tolerance between machines)."""
-    trained = train_model(settings(), corpus, tmp_path / "m", "model", Hardware())
+    trained = train_model(settings(), corpus, tmp_path / "m", Execution())
     found = [(step, loss or dev) for step, loss, dev in losses(trained.directory)]
     golden = json.loads(GOLDEN)
     assert [step for step, _ in found] == [step for step, _ in golden]
@@ -102,14 +102,14 @@ GOLDEN = "[[6, 2.8371], [10, 2.6345], [12, 2.6381], [18, 2.5765], [20, 2.5701], 
 def test_a_checkpoint_of_another_configuration_is_refused(corpus, tmp_path, monkeypatch):
     monkeypatch.setattr(TrainingBatches, "batch", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
-        train_model(settings(), corpus, tmp_path / "m", "model", Hardware())
+        train_model(settings(), corpus, tmp_path / "m", Execution())
     other = settings(optimiser={"learning_rate": 0.02})
     with pytest.raises(InputError, match=r"training.optimiser.learning_rate: 0.01 -> 0.02.*--restart"):
-        train_model(other, corpus, tmp_path / "m", "model", Hardware())
+        train_model(other, corpus, tmp_path / "m", Execution())
 
 
 def test_weights_of_another_network_are_refused(corpus, tmp_path):
-    trained = train_model(settings(steps=1, evaluate_every=1), corpus, tmp_path / "m", "model", Hardware())
+    trained = train_model(settings(steps=1, evaluate_every=1), corpus, tmp_path / "m", Execution())
     path = trained.directory / "model.safetensors"
     tensors = load_file(path)
     tensors["vocabulary.table"] = torch.zeros(3, 16)
@@ -124,34 +124,34 @@ def test_weights_of_another_network_are_refused(corpus, tmp_path):
 def test_a_damaged_checkpoint_is_refused(corpus, tmp_path):
     model = Transformer(settings().network, corpus.vocabulary).initialise(0)
     optimiser = torch.optim.AdamW(model.parameters())
-    checkpoint.save(tmp_path, checkpoint.Progress(step=3), model, optimiser, [])
+    checkpoint.save(tmp_path, checkpoint.Progress(step=3), model, optimiser, memories=[])
     path = tmp_path / "checkpoint" / "000000003" / "tensors.safetensors"
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.write_bytes(content)
     with pytest.raises(InputError, match="damaged"):
-        checkpoint.load(tmp_path, model, optimiser, torch.device("cpu"))
+        checkpoint.load(tmp_path, model, optimiser, device=torch.device("cpu"))
 
 
 def test_a_half_written_checkpoint_does_not_count(corpus, tmp_path):
     model = Transformer(settings().network, corpus.vocabulary).initialise(0)
     optimiser = torch.optim.AdamW(model.parameters())
-    checkpoint.save(tmp_path, checkpoint.Progress(step=3), model, optimiser, [])
+    checkpoint.save(tmp_path, checkpoint.Progress(step=3), model, optimiser, memories=[])
     shutil.copytree(tmp_path / "checkpoint" / "000000003", tmp_path / "checkpoint" / "000000007")
     (tmp_path / "checkpoint" / "000000007" / "progress.json").unlink()
-    progress, _ = checkpoint.load(tmp_path, model, optimiser, torch.device("cpu"))
+    progress, _ = checkpoint.load(tmp_path, model, optimiser, device=torch.device("cpu"))
     assert progress.step == 3
 
 
 def test_a_loss_that_is_no_number_stops_with_a_line(corpus, tmp_path):
     wild = settings(optimiser={"learning_rate": 1e30, "clip": 1e30, "decay": "none"})
     with pytest.raises(InputError, match=r"no longer a number.*learning_rate"):
-        train_model(wild, corpus, tmp_path / "m", "model", Hardware())
+        train_model(wild, corpus, tmp_path / "m", Execution())
 
 
 def test_too_few_tokens_for_a_segment(corpus, tmp_path):
     with pytest.raises(InputError, match=r"training.batch_size or training.segment_length"):
-        train_model(settings(segment_length=4000), corpus, tmp_path / "m", "model", Hardware())
+        train_model(settings(segment_length=4000), corpus, tmp_path / "m", Execution())
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ def test_impossible_hardware(hardware, message):
 
 
 def test_bf16_trains(corpus, tmp_path):
-    trained = train_model(settings(steps=12, bf16=True), corpus, tmp_path / "m", "model", Hardware())
+    trained = train_model(settings(steps=12, bf16=True), corpus, tmp_path / "m", Execution())
     assert trained.facts["best_dev_loss"] < 4
 
 
@@ -172,7 +172,7 @@ def test_tensorboard_is_an_extra(corpus, tmp_path):
         import tensorboard  # noqa: F401
     except ImportError:
         with pytest.raises(InputError, match=r"spalm\[tensorboard\]"):
-            train_model(settings(), corpus, tmp_path / "m", "model", Hardware(), tensorboard=True)
+            train_model(settings(), corpus, tmp_path / "m", Execution(tensorboard=True))
     else:
-        train_model(settings(steps=10), corpus, tmp_path / "m", "model", Hardware(), tensorboard=True)
+        train_model(settings(steps=10), corpus, tmp_path / "m", Execution(tensorboard=True))
         assert list((tmp_path / "m" / "tensorboard").iterdir())

@@ -30,6 +30,6 @@ def test_only_matrices_decay():
 
 def test_taking_over_the_rate_rises_to_the_schedule():
     settings = OptimiserSettings(learning_rate=0.1, warm_up=10)
-    assert learning_rate(settings, 500, 1000, begin=500) == pytest.approx(learning_rate(settings, 500, 1000) / 50)
-    assert learning_rate(settings, 549, 1000, begin=500) == learning_rate(settings, 549, 1000)
-    assert learning_rate(settings, 700, 1000, begin=500) == learning_rate(settings, 700, 1000)
+    assert learning_rate(settings, 500, 1000, first_step=500) == pytest.approx(learning_rate(settings, 500, 1000) / 50)
+    assert learning_rate(settings, 549, 1000, first_step=500) == learning_rate(settings, 549, 1000)
+    assert learning_rate(settings, 700, 1000, first_step=500) == learning_rate(settings, 700, 1000)

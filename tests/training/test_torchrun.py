@@ -17,7 +17,7 @@ from torch.distributed import HashStore
 
 from spalm.compute import Hardware, Ranks
 from spalm.errors import InputError
-from spalm.runs.recipe import Run, read_recipe
+from spalm.runs import Run, read_recipe
 from spalm.training import replica
 from support.commands import SMALL_RECIPE
 from support.small_texts import sentences
@@ -29,7 +29,7 @@ COMMAND = """
 import os, signal, types
 from spalm.cli import main
 from spalm.corpus import TrainingBatches
-from spalm.learning import loop
+from spalm.training import loop
 
 loop.CHECKPOINT_SECONDS = 2
 clock = types.SimpleNamespace(now=0, monotonic=lambda: clock.now)
@@ -76,7 +76,8 @@ def begun(one, tmp_path) -> Path:
 
 
 def alone(folder: Path, out: Path | str, model: str, *settings: str) -> None:
-    Run(read_recipe(str(folder / "small.yaml"), list(settings)), folder / out, Hardware("cpu", 1)).model(model)
+    execution = Execution(Hardware("cpu", 1))
+    Run(read_recipe(str(folder / "small.yaml"), list(settings)), folder / out, execution).network(model)
 
 
 def ranks(count: int, command: list, crash: str = "") -> subprocess.CompletedProcess:

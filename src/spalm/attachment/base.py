@@ -11,7 +11,7 @@ from spalm.compute import Hardware, SentByFields
 from spalm.console import bar
 from spalm.corpus import TokenStream
 from spalm.lm import Reading
-from spalm.lm.pretrained import Pretrained, PretrainedFolder
+from spalm.lm.pretrained import PretrainedFolder, PretrainedModel
 from spalm.memory import Encoder
 
 _ENTRIES_PER_SHARD = 1 << 13
@@ -33,7 +33,7 @@ class PretrainedBase(SentByFields):
     """Number of new tokens in each further window of a document."""
 
     @cached_property
-    def model(self) -> Pretrained:
+    def model(self) -> PretrainedModel:
         """The model, loaded when it is first used."""
         return self.folder.load(self.device)
 
@@ -45,7 +45,7 @@ class PretrainedBase(SentByFields):
     @cached_property
     def encoder(self) -> Encoder:
         """The model as an encoder: its hidden states are the keys of the memory."""
-        context = min(self.context, self.model.longest or self.context)
+        context = min(self.context, self.model.context_length or self.context)
         lanes = 1 if self.device.type == "cpu" else _LANES_ON_GPU
         return Encoder(
             digest=self.digest,

@@ -15,7 +15,7 @@ from spalm.attachment.gate_training import learn_gate
 from spalm.attachment.policy import SearchPolicy, learn_policy
 from spalm.attachment.settings import AttachSettings
 from spalm.console import bar
-from spalm.lm.pretrained import Pretrained
+from spalm.lm.pretrained import PretrainedModel
 from spalm.semiparametric import AdaptiveMixture, Gate, Knn, TrainingExamples, learn_mixture, tune_knn
 from spalm.semiparametric.adaptive import calibrate
 
@@ -37,7 +37,7 @@ class FittedCombiner:
     """The paper's gate, if it was asked for."""
 
 
-def fit_combiner(settings: AttachSettings, examples: ExampleSets, model: Pretrained) -> FittedCombiner:
+def fit_combiner(settings: AttachSettings, examples: ExampleSets, model: PretrainedModel) -> FittedCombiner:
     """Learns a combiner from positions of the training documents and tunes it on dev."""
     train, dev = examples.train, examples.dev
     knn, _ = tune_knn(dev.log_base, dev.retrieved, dev.targets, settings.knn)

@@ -14,7 +14,7 @@ from spalm.attachment.learning import FittedCombiner, mixture_log_probabilities
 from spalm.attachment.policy import search_threshold
 from spalm.console import bar
 from spalm.corpus import TokenStream
-from spalm.lm.pretrained import Pretrained
+from spalm.lm.pretrained import PretrainedModel
 from spalm.memory import MISSING, Entries
 from spalm.semiparametric import BaseOutputs, Retrieved, TrainingExamples, advance_neighbours
 
@@ -27,7 +27,7 @@ def perplexity(log_probabilities: Float[Tensor, "n"]) -> float:
     return float(torch.exp(-log_probabilities.double().mean()))
 
 
-def perplexities(examples: TrainingExamples, fitted: FittedCombiner, model: Pretrained) -> dict[str, Any]:
+def perplexities(examples: TrainingExamples, fitted: FittedCombiner, model: PretrainedModel) -> dict[str, Any]:
     """Returns perplexities per token: the model alone, with kNN-LM, with the mixture, with the gate if there is one."""
     knn = fitted.knn.target_log_probabilities(examples.log_base, examples.retrieved, examples.targets)
     found: dict[str, Any] = {

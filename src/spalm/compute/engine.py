@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Protocol
 
-ProgressCallback = Callable[[int], object]
+ProgressCallback = Callable[[int], None]
 """Receives the number of rows done since the last call; may end the work by raising an exception."""
 
 

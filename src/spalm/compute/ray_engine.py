@@ -12,6 +12,7 @@ import sys
 from collections import deque
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -187,8 +188,8 @@ def _import_ray() -> Any:
     os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # in parts that nobody waits for after another has failed
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     try:
-        import ray
-        import ray.util.scheduling_strategies
+        ray = import_module("ray")
+        import_module("ray.util.scheduling_strategies")
     except ImportError:
         raise InputError("the engine ray needs its library: pip install 'spalm[ray]'") from None
     # Ray prints pages about lost machines to where our results go, and has no switch against that.

@@ -1,10 +1,10 @@
-"""Tokens in, a language model out: relative attention, transformer-XL, tied vocabularies, how a model reads text."""
+"""Tokens in, a language model out: transformer-XL and its training, pretrained models, and how a model reads text."""
 
 from spalm.lm.flops import count_flops
 from spalm.lm.incremental import IncrementalReader
 from spalm.lm.interface import LanguageModel
 from spalm.lm.reading import Reading, hidden_states, log_probabilities
-from spalm.lm.state import State, remembered
+from spalm.lm.state import State, next_memory
 from spalm.lm.training import ModelSettings, TrainedModel, parameter_count, segment_loss, train_model
 from spalm.lm.transformer import NetworkSettings, Transformer
 from spalm.lm.vocabulary import AdaptiveVocabulary, Vocabulary
@@ -23,8 +23,8 @@ __all__ = [
     "count_flops",
     "hidden_states",
     "log_probabilities",
+    "next_memory",
     "parameter_count",
-    "remembered",
     "segment_loss",
     "train_model",
 ]

@@ -6,10 +6,10 @@ from torch import Tensor, nn
 
 
 class Dropout(nn.Module):
-    """Dropout with the rate rounded to 1/256.
+    """Dropout whose rate is rounded to a multiple of 1/256.
 
-    torch draws one random number for every element on a CPU, which costs more than the layers between. Here each random
-    64-bit number decides eight elements, a byte each; the scale is that of the rounded rate, so the mean is exact.
+    On a CPU torch draws one random number for every element, which costs more than the layers between. Here each random
+    64-bit number decides eight elements, a byte each. The scale is that of the rounded rate, so the mean is exact.
     """
 
     def __init__(self, rate: float):

@@ -1,4 +1,4 @@
-"""What a network computes for a token, counted: matrix products only, two operations for each multiply-add."""
+"""Counts the operations that a network needs for a token: matrix products only, two for each multiply-add."""
 
 from dataclasses import dataclass
 
@@ -7,27 +7,35 @@ from spalm.lm.transformer import NetworkSettings
 
 @dataclass(frozen=True)
 class Flops:
-    """Of a token, on average over a segment."""
+    """Operations of a token, averaged over a segment."""
 
     hidden: float
-    """Its hidden state."""
+    """Operations for its hidden state."""
     output: float
-    """Its distribution, where the softmax is not adaptive."""
+    """Operations for its distribution, where the softmax is not adaptive."""
     constant: float
     """The part of `hidden` whose operands get no gradient: the memory's keys and values, encodings of distances."""
 
     @property
     def forward(self) -> float:
+        """Operations of a forward pass."""
         return self.hidden + self.output
 
     @property
     def step(self) -> float:
-        """Forward and backward, which has two products for each of forward's, or one where an operand is constant."""
+        """Operations of a training step.
+
+        Backward has two products for each of forward's, or one where an operand is constant.
+        """
         return 3 * self.forward - self.constant
 
 
-def count_flops(network: NetworkSettings, vocabulary: int, segment: int, memory: int, lanes: int) -> Flops:
-    """Queries are handled in tiles of 128 with the keys that a tile can see; counted are all pairs, masked ones too."""
+def count_flops(network: NetworkSettings, vocabulary: int, *, segment: int, memory: int, lanes: int) -> Flops:
+    """Counts the operations of one token in a batch of `lanes` segments.
+
+    All pairs of queries and keys are counted, masked ones too, although attention skips tiles of keys that no query of
+    a tile can see.
+    """
     inner, span = network.heads * network.head_width, segment + memory
     projections = 2 * network.width * inner * 3 + 2 * inner * network.width
     feed_forward = 2 * 2 * network.width * network.feed_forward

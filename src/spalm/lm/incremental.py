@@ -1,6 +1,7 @@
-"""Reading a text as it grows, in pieces of any length: its hidden states are those of `hidden_states` on the whole.
+"""Reads a text as it grows, in pieces of any length, with the hidden states that `hidden_states` gives for all of it.
 
-Where documents are read alone, only up to one window: what grows beyond it is not read again with less before it.
+Where documents are read each from its own beginning, this holds up to one window: tokens beyond it see all tokens
+before them instead of those of the window.
 """
 
 import copy
@@ -15,13 +16,13 @@ from spalm.errors import InputError
 from spalm.lm.interface import LanguageModel
 from spalm.lm.reading import Reading
 
-_ENDLESS = 1 << 40
+_UNLIMITED = 1 << 40
 
 
 class IncrementalReader:
-    """Tokens in, the start symbol first; after each of them the hidden state that predicts the next.
+    """Takes tokens, the start symbol first, and returns after each of them the hidden state that predicts the next.
 
-    A text grows into the same segments and windows in which it would be read at once, so a piece that crosses from one
+    The text is divided into the same segments and windows as if it were read at once, so a piece that crosses from one
     into the next is read in parts.
     """
 
@@ -35,7 +36,8 @@ class IncrementalReader:
 
     @torch.inference_mode()
     def feed(self, tokens: Sequence[int]) -> Float[Tensor, "n width"]:
-        longest = getattr(self._model, "longest", None)
+        """Reads further tokens and returns their hidden states."""
+        longest = self._model.context_length
         if longest is not None and len(self) + len(tokens) > longest:
             raise InputError(f"{len(self) + len(tokens):,} tokens: the model reads at most {longest:,}; give less")
         found = []
@@ -47,14 +49,14 @@ class IncrementalReader:
         return torch.cat(found) if found else torch.zeros(0, self._model.width, device=self._device)
 
     def copied(self) -> "IncrementalReader":
-        """Another that has read the same."""
+        """Returns a reader that has read the same and is fed independently."""
         other = copy.copy(self)
         other._tokens, other._state = list(self._tokens), copy.deepcopy(self._state)
         return other
 
     def _room(self) -> int:
-        """Tokens until the present segment or window ends; pretrained models have one that does not."""
-        return _ENDLESS if self._reading.by_document else self._grid - len(self) % self._grid
+        """Returns the number of tokens until the present segment or window ends; a document's has no end."""
+        return _UNLIMITED if self._reading.by_document else self._grid - len(self) % self._grid
 
     @property
     def _grid(self) -> int:
@@ -63,19 +65,19 @@ class IncrementalReader:
     def _read(self, piece: list[int]) -> Float[Tensor, "n width"]:
         reading = self._reading
         if self._state is None:
-            self._state = self._model.start(reading.memory + reading.segment, reading.segment)
+            self._state = self._model.empty_state(reading.memory + reading.segment, reading.segment)
         elif not reading.by_document and len(self) % self._grid == 0:
-            self._turn()
+            self._begin_next()
         return self._forward(piece)
 
-    def _turn(self) -> None:
-        """A segment has ended: the memory is what remains of it. A window: the next begins with some of its tokens."""
+    def _begin_next(self) -> None:
+        """Begins the next segment with the memory of the last, or the next window with the last tokens of this one."""
         reading = self._reading
         if reading.memory:
             for layer in self._state:
                 layer.keep(reading.memory)
             return
-        self._state = self._model.start(reading.segment, reading.segment)
+        self._state = self._model.empty_state(reading.segment, reading.segment)
         context = reading.segment - reading.stride
         if context:
             self._forward(self._tokens[-context:])

@@ -1,4 +1,4 @@
-"""The one interface between a language model and the rest of the house."""
+"""The interface between a language model and everything that uses one."""
 
 from typing import Any, Protocol
 
@@ -8,34 +8,44 @@ from torch import Tensor
 
 
 class LanguageModel(Protocol):
-    """Hidden states for a segment given a carried state, the embedding lookup, and probabilities from a vector.
+    """Computes hidden states of a segment given a carried state, token embeddings, and probabilities from a vector.
 
-    Memory, gate, kNN-LM, generation and evaluation need nothing else, so our transformer-XL and a pretrained model
-    are the same thing to them. Between `hidden` and the probabilities is where a long-term memory comes in: SPALM gives
-    z_t instead of h_t on.
+    Memory, gate, kNN-LM, generation and evaluation need nothing else, so they work with our transformer-XL and with a
+    pretrained model alike. A long-term memory is mixed in between `hidden` and the probabilities: SPALM passes on z_t
+    instead of h_t.
     """
 
     width: int
     """Size of a hidden state."""
+    context_length: int | None
+    """Number of tokens that the model can read from an empty state; None: any number."""
 
     @property
     def device(self) -> torch.device:
-        """Where its parameters are."""
+        """Device of the parameters."""
         ...
 
-    def start(self, memory_length: int, longest_segment: int) -> Any:
-        """An empty state that will remember `memory_length` tokens, to be read in segments of at most that length."""
+    def empty_state(self, memory_length: int, longest_segment: int) -> Any:
+        """Returns a state without tokens.
+
+        It will remember `memory_length` tokens and be read with in segments of at most `longest_segment`.
+        """
+        ...
 
     def hidden(self, tokens: Int[Tensor, "batch time"], state: Any | None) -> Float[Tensor, "batch time width"]:
-        """h_t for every token; the state, if there is one, is taken into account and brought up to date in place."""
+        """Returns h_t for every token; a state is taken into account and updated in place."""
+        ...
 
     def embed(self, tokens: Int[Tensor, "*batch"]) -> Float[Tensor, "*batch width"]:
-        """y: the vectors of tokens in the table that the output layer uses."""
+        """Returns y: the vectors of tokens in the table that the output layer uses."""
+        ...
 
     def log_probabilities(self, hidden: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch vocabulary"]:
-        """log p of every token of the vocabulary, normalised, in single precision."""
+        """Returns log p of every token of the vocabulary, normalised, in single precision."""
+        ...
 
     def target_log_probabilities(
         self, hidden: Float[Tensor, "n width"], targets: Int[Tensor, "n"]
     ) -> Float[Tensor, "n"]:
-        """log p of one token a row, without holding the logits of all rows at once."""
+        """Returns log p of one token a row, without holding the logits of all rows at once."""
+        ...

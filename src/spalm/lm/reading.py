@@ -1,8 +1,8 @@
-"""Reading a stream of tokens at test time: hidden states of every position, many lanes at once, as if it were one.
+"""Reads a stream of tokens at test time: hidden states of every position, in many lanes, as if it were one lane.
 
 With a short-term memory, a segment's hidden states depend on nothing further back than `layers` times its reach. So a
-lane that starts that many segments early, on the same grid of segments, arrives with exactly the state of the one
-stream that read everything: batched and unbatched evaluation are the same numbers. Without a memory, windows overlap
+lane that starts that many segments early, on the same grid of segments, arrives with exactly the state of a single
+lane that has read everything: batched and unbatched evaluation give the same numbers. Without a memory, windows overlap
 instead: each of them reads `segment` tokens and keeps the hidden states of its last `stride`. Documents may be read
 each from its own beginning, so that nothing of one is in the hidden states of another.
 """
@@ -22,41 +22,45 @@ from spalm.lm.interface import LanguageModel
 
 @dataclass(frozen=True)
 class Reading:
-    """How a stream is read."""
+    """How a stream is read: in segments with a short-term memory, or in windows."""
 
     segment: int
-    """Tokens read at a time: N."""
+    """Number of tokens read at a time: N."""
     memory: int
     """Length of the short-term memory: M."""
     stride: int
-    """Without a memory: new tokens in each window; the rest of the window is left context. With one: the segment."""
+    """New tokens in each window, the rest of which is left context; with a memory, the segment."""
     lanes: int
-    """Places of the stream that are read side by side."""
+    """Number of places of the stream that are read side by side."""
     warm_up: int
-    """Segments to read before the first that is wanted, so that the memory is what it would be in one stream."""
+    """Segments that a lane reads before its first, so that its memory is what it would be in a single lane."""
     by_document: bool = False
-    """Without a memory: windows begin anew with each document, after a start symbol."""
+    """Whether windows begin anew with each document, after a start symbol; only without a memory."""
 
     @classmethod
-    def of(cls, layers: int, segment: int, memory: int, lanes: int, stride: int | None = None) -> "Reading":
+    def of(cls, layers: int, *, segment: int, memory: int, lanes: int, stride: int | None = None) -> "Reading":
+        """Returns how a network of `layers` layers reads; without a stride, windows do not overlap."""
         warm_up = layers * -(-memory // segment)
         return cls(segment, memory, segment if memory or stride is None else stride, lanes, warm_up)
 
 
-Hidden = tuple[Int[np.ndarray, "n"], Float[Tensor, "n width"]]
+PositionsAndHidden = tuple[Int[np.ndarray, "n"], Float[Tensor, "n width"]]
+"""Positions of a stream and their hidden states."""
+_Windows = Iterator[tuple[Int[np.ndarray, "batch time"], Float[Tensor, "batch time width"]]]
 
 
 @torch.inference_mode()
-def hidden_states(model: LanguageModel, stream: TokenStream, reading: Reading, wanted: range) -> Iterator[Hidden]:
-    """Yields (positions, hidden states) until every position of a range has come, in groups of any order.
+def hidden_states(
+    model: LanguageModel, stream: TokenStream, reading: Reading, wanted: range
+) -> Iterator[PositionsAndHidden]:
+    """Yields groups of positions and their hidden states, in any order, until every position of a range has come.
 
     The range must begin on the grid of strides, so that a position's result does not depend on where reading began.
     """
-    start, stop = wanted.start, wanted.stop
-    assert reading.by_document or start % reading.stride == 0
-    run = _by_document if reading.by_document else _carried if reading.memory else _windows
-    for positions, hidden in run(model, stream, reading, start, stop):
-        inside = (positions >= start) & (positions < stop)
+    assert reading.by_document or wanted.start % reading.stride == 0
+    read = _in_documents if reading.by_document else _with_memory if reading.memory else _in_windows
+    for positions, hidden in read(model, stream, reading, wanted):
+        inside = (positions >= wanted.start) & (positions < wanted.stop)
         if inside.all():
             yield positions.reshape(-1), hidden.flatten(0, 1)
         elif inside.any():
@@ -67,12 +71,10 @@ def _inputs(stream: TokenStream, positions: np.ndarray, device: torch.device) ->
     return torch.from_numpy(stream.inputs(np.minimum(positions, len(stream) - 1))).to(device)
 
 
-def _windows(
-    model: LanguageModel, stream: TokenStream, reading: Reading, start: int, stop: int
-) -> Iterator[tuple[np.ndarray, Tensor]]:
-    """Overlapping windows without memory. Those at the very beginning, which have less context, are read one by one."""
+def _in_windows(model: LanguageModel, stream: TokenStream, reading: Reading, wanted: range) -> _Windows:
+    """Reads overlapping windows. Those at the very beginning, which have less context, are read one by one."""
     context = reading.segment - reading.stride
-    ends = np.arange(start, stop, reading.stride) + reading.stride
+    ends = np.arange(wanted.start, wanted.stop, reading.stride) + reading.stride
     early, full = ends[ends < reading.segment], ends[ends >= reading.segment]
     groups = [ends[None] for ends in early] + [full[i : i + reading.lanes] for i in range(0, len(full), reading.lanes)]
     for group in groups:
@@ -83,29 +85,28 @@ def _windows(
         yield positions[:, kept:], hidden[:, kept:]
 
 
-def _by_document(
-    model: LanguageModel, stream: TokenStream, reading: Reading, start: int, stop: int
-) -> Iterator[tuple[np.ndarray, Tensor]]:
-    """Overlapping windows within documents. Shorter ones are filled up on the right, which nobody sees."""
+def _in_documents(model: LanguageModel, stream: TokenStream, reading: Reading, wanted: range) -> _Windows:
+    """Reads overlapping windows within documents. Shorter ones are padded on the right, where no token looks."""
+    start, stop = wanted.start, wanted.stop
     windows = [
         window
         for document in range(*stream.documents_of(np.array([start, stop - 1])) + np.array([0, 1]))
-        for window in _windows_of(int(stream.begins[document]), int(stream.ends[document]), reading)
+        for window in _windows_of_document(int(stream.begins[document]), int(stream.ends[document]), reading)
         if window[2] > start and window[1] < stop
     ]
     for group in (windows[i : i + reading.lanes] for i in range(0, len(windows), reading.lanes)):
         begins = np.array([begin for begin, _, _ in group])[:, None]
         positions = begins + np.arange(max(last - begin for begin, _, last in group))
         inputs = _inputs(stream, positions, model.device)
-        inputs[np.isin(begins[:, 0], stream.begins), 0] = stream.start
+        inputs[torch.from_numpy(np.isin(begins[:, 0], stream.begins)), 0] = stream.start
         hidden = model.hidden(inputs, None)
         for lane, (begin, first, last) in enumerate(group):
             new = slice(first - begin, last - begin)
             yield positions[lane : lane + 1, new], hidden[lane : lane + 1, new]
 
 
-def _windows_of(begin: int, end: int, reading: Reading) -> Iterator[tuple[int, int, int]]:
-    """(first position read, first that is new, end): the first window is new as a whole, the others at their end."""
+def _windows_of_document(begin: int, end: int, reading: Reading) -> Iterator[tuple[int, int, int]]:
+    """Yields windows as (first position read, first new position, end); the first window is all new."""
     new = begin
     last = min(end, begin + reading.segment)
     while new < end:
@@ -113,11 +114,9 @@ def _windows_of(begin: int, end: int, reading: Reading) -> Iterator[tuple[int, i
         new, last = last, min(end, last + reading.stride)
 
 
-def _carried(
-    model: LanguageModel, stream: TokenStream, reading: Reading, start: int, stop: int
-) -> Iterator[tuple[np.ndarray, Tensor]]:
-    """Lanes with a carried memory. A lane that begins at the start of the text has an empty one, so it reads alone."""
-    first, last = start // reading.segment, -(-stop // reading.segment)
+def _with_memory(model: LanguageModel, stream: TokenStream, reading: Reading, wanted: range) -> _Windows:
+    """Reads lanes with a carried memory. Those near the start of the text, with less warm-up, are read one by one."""
+    first, last = wanted.start // reading.segment, -(-wanted.stop // reading.segment)
     count = last - first
     # A lane shorter than its warm-up would be read mostly for nothing.
     lanes = max(1, min(reading.lanes, count // max(1, reading.warm_up)))
@@ -127,7 +126,7 @@ def _carried(
     together = [begin for begin in starts if begin >= reading.warm_up]
     for group in [[begin] for begin in alone] + ([together] if together else []):
         early = min(reading.warm_up, group[0])
-        state = model.start(reading.memory, reading.segment)
+        state = model.empty_state(reading.memory, reading.segment)
         begins = np.array(group)[:, None]
         for segment in range(-early, length):
             positions = (begins + segment) * reading.segment + np.arange(reading.segment)
@@ -150,7 +149,7 @@ def log_probabilities(
 
 
 def refuse_divergence(log_probabilities: Float[np.ndarray, "positions"]) -> None:
-    """A model that has diverged is told so, instead of being reported with figures that are no numbers."""
+    """Raises an error if a log-probability is not finite: the model has diverged, and its figures mean nothing."""
     if not np.isfinite(log_probabilities).all():
         raise InputError(
             "the model's log-probabilities are no longer numbers: it has diverged; train it again with a lower "

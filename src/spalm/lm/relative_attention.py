@@ -1,6 +1,6 @@
 """The arithmetic of relative attention (transformer-XL, section 3.3), without parameters.
 
-For query i of T and key j of S = M + T (M of them remembered), i and j one apart at distance M + i - j >= 0:
+For query i of T and key j of S = M + T (M of them in the memory), the distance between them M + i - j >= 0:
 
     score(i, j) = content_i . k_j + position_i . r_(M+i-j)          content = q + u, position = q + v, both scaled
     output(i)   = sum_(j <= M+i) softmax_j(score(i, j)) v_j
@@ -21,12 +21,14 @@ Queries = Float[Tensor, "batch time heads size"]
 KeysValues = Float[Tensor, "batch span 2 heads size"]
 Distances = Float[Tensor, "span heads size"]
 
+_softmax_backward = torch._softmax_backward_data  # pyright: ignore[reportPrivateImportUsage]
+
 BLOCK = 128
-"""Queries per tile: its scores stay in the cache, and keys that no query of it may see are never touched."""
+"""Queries per tile: a tile's scores stay in the cache, and keys that none of its queries may see are skipped."""
 
 
 def sinusoids(length: int, width: int, like: Tensor) -> Float[Tensor, "length width"]:
-    """The encodings R_d of the distances length-1 ... 0, in that order."""
+    """Returns the encodings R_d of the distances length-1 ... 0, in that order."""
     distance = torch.arange(length - 1, -1, -1.0, device=like.device)
     frequency = 10_000 ** -(torch.arange(0, width, 2.0, device=like.device) / width)
     angle = distance[:, None] * frequency
@@ -34,14 +36,14 @@ def sinusoids(length: int, width: int, like: Tensor) -> Float[Tensor, "length wi
 
 
 def attend(content: Queries, position: Queries, keys_values: KeysValues, distances: Distances) -> Queries:
-    """Relative attention by whichever of the two forms suits the device."""
+    """Computes relative attention in the form that suits the device."""
     if content.device.type == "cpu" and content.dtype == keys_values.dtype == distances.dtype:
         return _TiledAttention.apply(content, position, keys_values, distances)
     return fused(content, position, keys_values, distances)
 
 
 def fused(content: Queries, position: Queries, keys_values: KeysValues, distances: Distances) -> Queries:
-    """One scaled_dot_product_attention with the shifted position term as its mask: the form for accelerators."""
+    """Computes one scaled_dot_product_attention with the shifted position term as its mask: the form for GPUs."""
     batch, time, heads, _ = content.shape
     span = keys_values.shape[1]
     by_distance = torch.einsum("bthd,shd->bhts", position, distances)
@@ -55,9 +57,9 @@ def fused(content: Queries, position: Queries, keys_values: KeysValues, distance
 
 
 class _TiledAttention(torch.autograd.Function):
-    """The same, tile by tile (one lane, BLOCK queries, all heads): on a CPU about twice as fast as `fused`.
+    """Relative attention tile by tile (one lane, BLOCK queries, all heads): on a CPU about twice as fast as `fused`.
 
-    A tile's scores are made, normalised and used while they are in the cache; its buffers serve the next tile again.
+    A tile's scores are made, normalised and used while they are in the cache, and the next tile uses its buffers again.
     Inside a tile heads come first, so that each step is one batched matrix product.
     """
 
@@ -123,7 +125,7 @@ class _TiledAttention(torch.autograd.Function):
             for weight, upstream, query, place, keys, values, d_query, d_place, d_keys, d_values in lanes:
                 put(d_values, torch.bmm(weight.transpose(1, 2), upstream))
                 torch.bmm(upstream, values.transpose(1, 2), out=d_scores)
-                torch._softmax_backward_data(d_scores, weight, -1, weight.dtype, grad_input=d_scores)
+                _softmax_backward(d_scores, weight, -1, weight.dtype, grad_input=d_scores)
                 put(d_keys, torch.bmm(d_scores.transpose(1, 2), query))
                 d_query.copy_(torch.bmm(d_scores, keys))
                 target.copy_(d_scores[:, :, :-1])
@@ -134,11 +136,11 @@ class _TiledAttention(torch.autograd.Function):
 
 
 def _heads_first(part: Float[Tensor, "batch length heads size"]) -> tuple[Float[Tensor, "heads length size"], ...]:
-    """One view a lane."""
+    """Returns one view for each lane."""
     return part.transpose(1, 2).unbind(0)
 
 
 def _tiles(time: int, span: int) -> list[tuple[int, int, int]]:
-    """(first query, one past the last, keys that the last of them may see)."""
+    """Returns the tiles as (first query, query after the last, number of keys that the last query may see)."""
     starts = range(0, time, BLOCK)
     return [(first, min(first + BLOCK, time), span - time + min(first + BLOCK, time)) for first in starts]

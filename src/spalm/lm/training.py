@@ -1,45 +1,63 @@
-"""Tokens to a trained language model: the stage of the transformer and of transformer-XL."""
+"""The stage that trains a transformer or transformer-XL: from a corpus to a language model on disk."""
 
 from pathlib import Path
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from spalm.artifact import Artifact, Stage
 from spalm.compute import Execution
 from spalm.corpus import Batch, Corpus
 from spalm.lm.reading import Reading, log_probabilities
-from spalm.lm.state import remembered
+from spalm.lm.state import next_memory
 from spalm.lm.transformer import NetworkSettings, Transformer
 from spalm.settings import Settings
-from spalm.training import BEST, KEPT, Progress, TrainingSettings, TrainingTask, load_parameters, train, training_stage
+from spalm.training import (
+    BEST_FILE,
+    KEPT_FILE,
+    Progress,
+    TrainingSettings,
+    TrainingTask,
+    load_parameters,
+    run_training_stage,
+    train,
+)
 
 KIND = "language model"
 VERSION = 1
 DEV_LANES = 16
+"""Places of dev that are read side by side during training."""
 
 
 class ModelSettings(Settings):
+    """Settings of a language model and of its training."""
+
     network: NetworkSettings
+    """Architecture."""
     training: TrainingSettings
+    """Training run."""
     keep_step: int | None = None
-    """Also keep the parameters as they are after this many steps: SPALM takes over from there."""
+    """Number of steps after which the parameters are also kept: SPALM continues from there. None: never."""
 
 
 def parameter_count(model: nn.Module) -> int:
+    """Returns the number of a model's parameters."""
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def segment_loss(model: Transformer, memory_length: int, batch: Batch, memory: list[Tensor]):
-    """Summed cross-entropy of a segment, and the short-term memory after it."""
+def segment_loss(
+    model: Transformer, memory_length: int, batch: Batch, memory: list[Tensor]
+) -> tuple[Float[Tensor, ""], list[Tensor]]:
+    """Returns the summed cross-entropy of a segment, and the short-term memory after it."""
     hidden, layer_inputs = model(batch.inputs, memory or None)
     loss = model.vocabulary.loss(hidden.flatten(0, 1), batch.targets.flatten())
-    return loss, remembered(memory or None, layer_inputs, memory_length)
+    return loss, next_memory(memory or None, layer_inputs, memory_length)
 
 
 def train_model(settings: ModelSettings, corpus: Corpus, directory: Path, execution: Execution) -> "TrainedModel":
-    """Trains at `directory`, continues there, or finds the model trained before."""
+    """Trains a model at `directory`, continues there, or opens the model that was trained before."""
 
     def make(where: Path) -> tuple[dict, list[str]]:
         model = Transformer(settings.network, corpus.vocabulary).initialise(settings.training.seed)
@@ -50,13 +68,13 @@ def train_model(settings: ModelSettings, corpus: Corpus, directory: Path, execut
             train=corpus.split("train"),
             dev_loss=lambda: dev_loss(model, corpus, settings),
             settings=settings.training,
-            keep=settings.keep_step,
+            keep_step=settings.keep_step,
         )
         facts = training_facts(model, corpus, train(task, where, execution))
-        return facts, [BEST, KEPT] if settings.keep_step else [BEST]
+        return facts, [BEST_FILE, KEPT_FILE] if settings.keep_step else [BEST_FILE]
 
     stage = Stage(KIND, VERSION, settings.as_json(), {"corpus": corpus.digest})
-    training_stage(stage, directory, make, execution)
+    run_training_stage(stage, directory, make, execution)
     return TrainedModel(directory)
 
 
@@ -71,11 +89,13 @@ def training_facts(model: nn.Module, corpus: Corpus, progress: Progress) -> dict
 
 
 def dev_loss(model: Transformer, corpus: Corpus, settings: ModelSettings) -> float:
-    """Mean negative log-likelihood of (the first part of) dev, read as in training."""
+    """Returns the mean negative log-likelihood of dev, or of its first tokens, read as in training."""
     split = corpus.split("dev")
     training = settings.training
     stop = min(training.dev_tokens or len(split), len(split))
-    reading = Reading.of(settings.network.layers, training.segment_length, training.memory_length, DEV_LANES)
+    reading = Reading.of(
+        settings.network.layers, segment=training.segment_length, memory=training.memory_length, lanes=DEV_LANES
+    )
     model.eval()
     found = log_probabilities(model, split, reading, range(stop))
     model.train()
@@ -83,7 +103,7 @@ def dev_loss(model: Transformer, corpus: Corpus, settings: ModelSettings) -> flo
 
 
 class TrainedModel(Artifact):
-    """A trained model on disk: its settings, and the network itself by `load`."""
+    """A trained model on disk: its settings, and the network itself through `load`."""
 
     def __init__(self, directory: Path | str):
         super().__init__(directory, KIND)
@@ -91,15 +111,16 @@ class TrainedModel(Artifact):
 
     @property
     def parameters(self) -> int:
+        """Number of parameters."""
         return self.facts["parameters"]
 
     def load(self, device: torch.device) -> Transformer:
-        """The network, ready to be read with."""
-        return self._filled(BEST).to(device).eval().requires_grad_(False)
+        """Returns the network, frozen and ready to read text."""
+        return self._filled(BEST_FILE).to(device).eval().requires_grad_(requires_grad=False)
 
     def kept(self) -> Transformer:
-        """The network as it was after `keep_step` steps, ready to be trained on."""
-        return self._filled(KEPT)
+        """Returns the network as it was after `keep_step` steps, ready to be trained further."""
+        return self._filled(KEPT_FILE)
 
     def _filled(self, file: str) -> Transformer:
         model = Transformer(self.model_settings.network, self.facts["vocabulary"])

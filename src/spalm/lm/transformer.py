@@ -4,7 +4,8 @@ The paper's symbols: h_t^r is the input of layer r at position t; E^r = [SG(h^r)
 output, is what the vocabulary's table is multiplied with.
 """
 
-from typing import Literal
+from collections.abc import Sequence
+from typing import Literal, cast
 
 import torch
 import torch.nn.functional as F
@@ -20,24 +21,26 @@ from spalm.settings import Settings
 
 
 class NetworkSettings(Settings):
+    """Architecture of a transformer."""
+
     layers: int = Field(gt=0)
     """Number of layers."""
     width: int = Field(gt=0, multiple_of=2)
     """Size of the hidden states and of the token embeddings."""
     heads: int = Field(gt=0)
-    """Attention heads in a layer."""
+    """Number of attention heads in a layer."""
     head_width: int = Field(gt=0)
     """Size of a head's queries, keys and values; heads times head_width may differ from width."""
     feed_forward: int = Field(gt=0)
-    """Size of the feed-forward layer's middle."""
+    """Size of the feed-forward layer's hidden layer."""
     dropout: float = Field(default=0.0, ge=0, lt=1)
-    """Rate on embeddings, sublayer outputs and the feed-forward middle; there is none on attention weights."""
+    """Dropout rate of embeddings, sublayer outputs and the feed-forward hidden layer; attention weights have none."""
     norm: Literal["pre", "post"] = "pre"
-    """Layer norm before each sublayer (and once at the end) or, as in transformer-XL, after it."""
+    """Place of the layer norms: before each sublayer and once at the end or, as in transformer-XL, after each."""
     cutoffs: list[int] = []
-    """First token of each tail of an adaptive softmax, in rising order; empty for a plain softmax."""
+    """First token of each tail of an adaptive softmax, in rising order; empty: a plain softmax."""
     shrink: int = Field(default=1, gt=0)
-    """Each further tail of the adaptive softmax has embeddings this many times narrower."""
+    """Factor by which the embeddings of each further tail of the adaptive softmax are narrower."""
 
     @model_validator(mode="after")
     def _rising(self) -> "NetworkSettings":
@@ -61,6 +64,7 @@ class Attention(nn.Module):
         self.position_bias = nn.Parameter(torch.empty(settings.heads, settings.head_width))
 
     def project_distances(self, encodings: Float[Tensor, "span width"]) -> Float[Tensor, "span heads size"]:
+        """Returns r: the keys of distances."""
         return self.distances(encodings).unflatten(-1, (self.heads, self.head_width))
 
     def forward(
@@ -78,6 +82,7 @@ class Attention(nn.Module):
         if state is not None:
             keys_values, distances = state.append(keys_values)
         else:
+            assert encodings is not None
             distances = self.project_distances(encodings)
         scale = self.head_width**-0.5
         queries = self.queries(x).unflatten(-1, (self.heads, self.head_width)) * scale
@@ -114,7 +119,9 @@ class Layer(nn.Module):
 
 
 class Transformer(nn.Module):
-    """A causal language model; see `spalm.lm.interface.LanguageModel` for what the rest of the house asks of it."""
+    """A causal language model with the interface `spalm.lm.interface.LanguageModel`."""
+
+    context_length: int | None = None
 
     def __init__(self, settings: NetworkSettings, vocabulary: int):
         super().__init__()
@@ -132,11 +139,15 @@ class Transformer(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where its parameters are."""
-        return self.layers[0].attention.content_bias.device
+        """Device of the parameters."""
+        return self._layers[0].attention.content_bias.device
+
+    @property
+    def _layers(self) -> Sequence[Layer]:
+        return cast(Sequence[Layer], self.layers)
 
     def initialise(self, seed: int) -> "Transformer":
-        """Fills the parameters; the same seed gives the same network."""
+        """Draws the parameters at random, the same for the same seed, and returns the network."""
         torch.manual_seed(seed)
         for module in self.modules():
             if isinstance(module, nn.Linear):
@@ -147,7 +158,7 @@ class Transformer(nn.Module):
                 nn.init.zeros_(module.content_bias)
                 nn.init.zeros_(module.position_bias)
         with torch.no_grad():
-            for layer in self.layers:  # the sum over 2R sublayers begins with the variance of one
+            for layer in self._layers:  # the sum over 2R sublayers begins with the variance of one
                 for last in (layer.attention.output, layer.narrow):
                     last.weight.mul_((2 * len(self.layers)) ** -0.5)
         self.vocabulary.initialise()
@@ -159,37 +170,42 @@ class Transformer(nn.Module):
         memory: list[Tensor] | None = None,
         state: State | None = None,
     ) -> tuple[Float[Tensor, "batch time width"], list[Float[Tensor, "batch time width"]]]:
-        """Hidden states h^R of a segment, and every layer's inputs: what becomes the memory of the next segment.
+        """Returns the hidden states h^R of a segment, and every layer's inputs, of which the next memory is made.
 
-        The past is given as `memory`, the layer inputs of earlier tokens (training), as `state` (test), or not at all.
+        The past is given as `memory`, the layer inputs of earlier tokens (in training), as `state` (at test time), or
+        not at all.
         """
         x = self.dropout(self.vocabulary.embed(tokens) * self.width**0.5)
-        remembered = memory[0].shape[1] if memory else 0
-        encodings = sinusoids(remembered + tokens.shape[1], self.width, x) if state is None else None
+        past = memory[0].shape[1] if memory else 0
+        encodings = sinusoids(past + tokens.shape[1], self.width, x) if state is None else None
         layer_inputs = []
         for index, layer in enumerate(self.layers):
             layer_inputs.append(x)
             x = layer(x, memory[index] if memory else None, encodings, state[index] if state else None)
         return self.dropout(self.final_norm(x)), layer_inputs
 
-    def start(self, memory_length: int, longest_segment: int) -> State:
-        """An empty short-term memory for reading at test time, in segments of up to `longest_segment` tokens."""
-        like = self.layers[0].attention.content_bias
+    def empty_state(self, memory_length: int, longest_segment: int) -> State:
+        """Returns an empty short-term memory for test time, to be read with in segments of up to `longest_segment`."""
+        like = self._layers[0].attention.content_bias
         encodings = sinusoids(memory_length + longest_segment, self.width, like)
         with torch.no_grad():
-            distances = [layer.attention.project_distances(encodings) for layer in self.layers]
+            distances = [layer.attention.project_distances(encodings) for layer in self._layers]
         return [LayerState(each, memory_length) for each in distances]
 
     def hidden(self, tokens: Int[Tensor, "batch time"], state: State | None) -> Float[Tensor, "batch time width"]:
+        """Returns h^R for every token; a state is taken into account and updated in place."""
         return self(tokens, state=state)[0]
 
     def embed(self, tokens: Int[Tensor, "*batch"]) -> Float[Tensor, "*batch width"]:
+        """Returns the tokens' vectors."""
         return self.vocabulary.embed(tokens)
 
     def log_probabilities(self, hidden: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch vocabulary"]:
+        """Returns log p of every token of the vocabulary."""
         return self.vocabulary.log_probabilities(hidden)
 
     def target_log_probabilities(
         self, hidden: Float[Tensor, "n width"], targets: Int[Tensor, "n"]
     ) -> Float[Tensor, "n"]:
+        """Returns log p of each row's target."""
         return self.vocabulary.target_log_probabilities(hidden, targets)

@@ -1,7 +1,7 @@
 """The shared table of token embeddings: input layer, output layer and, for SPALM, the vectors of retrieved tokens.
 
 Both forms give a normalised distribution over the whole vocabulary. Losses are computed in chunks of rows, so that the
-logits of a step, not those of a batch, decide the memory that a large vocabulary needs.
+logits of one chunk, not those of a batch, decide how much memory a large vocabulary needs.
 """
 
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 _CHUNK_FLOATS = 1 << 22
-"""Logits held at a time. Larger is no faster (measured at 8,192 tokens: 512 rows are best), smaller is slower."""
+"""Logits in memory at a time. More is no faster (at 8,192 tokens 512 rows are best), less is slower."""
 
 
 def _options(classes: int) -> nn.LinearCrossEntropyOptions:
@@ -21,7 +21,7 @@ def _options(classes: int) -> nn.LinearCrossEntropyOptions:
 
 
 def _in_single_precision(method: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Probabilities are never computed in half precision, whatever the network around them uses."""
+    """Makes a method compute in single precision at least, whatever the network around it uses."""
 
     @wraps(method)
     def wrapped(self, hidden: Tensor, *rest: Tensor) -> Tensor:
@@ -41,7 +41,7 @@ def _cross_entropy(
 
 
 class Vocabulary(nn.Module):
-    """A table E of one vector a token: softmax(h E^T)."""
+    """A table E with one vector for each token: p = softmax(h E^T)."""
 
     def __init__(self, size: int, width: int):
         super().__init__()
@@ -49,30 +49,33 @@ class Vocabulary(nn.Module):
         self.table = nn.Parameter(torch.empty(size, width))
 
     def initialise(self) -> None:
+        """Draws the parameters at random."""
         nn.init.normal_(self.table, std=self.width**-0.5)
 
     def embed(self, tokens: Int[Tensor, "*batch"]) -> Float[Tensor, "*batch width"]:
-        """The tokens' own vectors, the y_k of the paper."""
+        """Returns the tokens' vectors, the y_k of the paper."""
         return F.embedding(tokens, self.table)
 
     @_in_single_precision
     def log_probabilities(self, hidden: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch size"]:
+        """Returns log p of every token."""
         return F.log_softmax(F.linear(hidden, self.table), dim=-1)
 
     @_in_single_precision
     def loss(self, hidden: Float[Tensor, "n width"], targets: Int[Tensor, "n"]) -> Float[Tensor, ""]:
-        """Minus the sum of the targets' log-probabilities."""
+        """Returns minus the sum of the targets' log-probabilities."""
         return _cross_entropy(hidden, self.table, targets, "sum")
 
     @_in_single_precision
     def target_log_probabilities(
         self, hidden: Float[Tensor, "n width"], targets: Int[Tensor, "n"]
     ) -> Float[Tensor, "n"]:
+        """Returns log p of each row's target."""
         return -_cross_entropy(hidden, self.table, targets, "none")
 
 
 class AdaptiveVocabulary(nn.Module):
-    """The tied adaptive softmax: frequent tokens in a head, rarer ones in tails that the head first has to choose.
+    """The tied adaptive softmax: frequent tokens in a head, rarer ones in tails that the head chooses first.
 
         p(w | h) = p_head(w | h)                        w among the first cutoffs[0] tokens
         p(w | h) = p_head(tail c | h) p_c(w | h)        w in tail c
@@ -92,6 +95,7 @@ class AdaptiveVocabulary(nn.Module):
         self.tails = nn.Parameter(torch.empty(len(cutoffs), width))
 
     def initialise(self) -> None:
+        """Draws the parameters at random."""
         for parameter in self.parameters():
             nn.init.normal_(parameter, std=parameter.shape[-1] ** -0.5)
         for projection in self.projections:
@@ -101,7 +105,7 @@ class AdaptiveVocabulary(nn.Module):
         return self.projections[sum(self._projected[:cluster])] if self._projected[cluster] else None
 
     def _into(self, cluster: int, hidden: Tensor) -> Tensor:
-        """A hidden state in the width of a cluster's table."""
+        """Projects hidden states to the width of a cluster's table."""
         projection = self._projection(cluster)
         return hidden if projection is None else F.linear(hidden, projection)
 
@@ -109,6 +113,7 @@ class AdaptiveVocabulary(nn.Module):
         return torch.cat([self.tables[0], self.tails])
 
     def embed(self, tokens: Int[Tensor, "*batch"]) -> Float[Tensor, "*batch width"]:
+        """Returns the tokens' vectors at full width."""
         flat = tokens.reshape(-1)
         embedded = self.tables[0].new_zeros(len(flat), self.width)
         for cluster, (rows, local) in enumerate(self._members(flat)):
@@ -118,7 +123,7 @@ class AdaptiveVocabulary(nn.Module):
         return embedded.view(*tokens.shape, self.width)
 
     def _members(self, tokens: Int[Tensor, "n"]) -> list[tuple[Tensor, Tensor]]:
-        """For each cluster: the rows whose token is in it, and those tokens counted from the cluster's first."""
+        """Returns for each cluster the rows whose token is in it, and those tokens counted from the cluster's first."""
         found = []
         for first, last in zip(self.bounds, self.bounds[1:]):
             rows = ((tokens >= first) & (tokens < last)).nonzero().squeeze(1)
@@ -127,6 +132,7 @@ class AdaptiveVocabulary(nn.Module):
 
     @_in_single_precision
     def log_probabilities(self, hidden: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch size"]:
+        """Returns log p of every token."""
         head = F.log_softmax(F.linear(self._into(0, hidden), self._head()), dim=-1)
         parts = [head[..., : self.bounds[1]]]
         for cluster in range(1, len(self.tables)):
@@ -136,7 +142,7 @@ class AdaptiveVocabulary(nn.Module):
         return torch.cat(parts, dim=-1)
 
     def _steps(self, hidden: Tensor, targets: Tensor, reduction: str) -> list[tuple[Tensor, Tensor]]:
-        """The choices that lead to each target, the head's and the tails': (rows, cross-entropy of the choice)."""
+        """Returns the choices that lead to the targets, of head and tails, as (rows, cross-entropy of the choice)."""
         members = self._members(targets)
         in_head = targets.clone()
         for cluster, (rows, _) in enumerate(members[1:]):
@@ -151,13 +157,17 @@ class AdaptiveVocabulary(nn.Module):
 
     @_in_single_precision
     def loss(self, hidden: Float[Tensor, "n width"], targets: Int[Tensor, "n"]) -> Float[Tensor, ""]:
-        """Minus the sum of the targets' log-probabilities."""
-        return sum(cost for _, cost in self._steps(hidden, targets, "sum"))  # type: ignore[return-value]
+        """Returns minus the sum of the targets' log-probabilities."""
+        total, *others = (cost for _, cost in self._steps(hidden, targets, "sum"))
+        for cost in others:
+            total = total + cost
+        return total
 
     @_in_single_precision
     def target_log_probabilities(
         self, hidden: Float[Tensor, "n width"], targets: Int[Tensor, "n"]
     ) -> Float[Tensor, "n"]:
+        """Returns log p of each row's target."""
         total = hidden.new_zeros(len(targets))
         for rows, cost in self._steps(hidden, targets, "none"):
             total = total.index_add(0, rows, -cost)

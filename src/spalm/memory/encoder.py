@@ -13,7 +13,7 @@ from spalm.compute import ProgressCallback, SentByFields
 from spalm.corpus import TokenStream
 from spalm.errors import InputError
 from spalm.lm import LanguageModel, Reading, TrainedModel, hidden_states
-from spalm.lm.reading import Hidden
+from spalm.lm.reading import PositionsAndHidden
 from spalm.settings import Settings
 
 
@@ -77,7 +77,7 @@ class Encoder(SentByFields):
             "reading": reading,
         }
 
-    def hidden(self, stream: TokenStream, start: int, stop: int) -> Iterator[Hidden]:
+    def hidden(self, stream: TokenStream, start: int, stop: int) -> Iterator[PositionsAndHidden]:
         """Yields (positions, hidden states) of [start, stop) in any order; `start` is a multiple of the stride."""
         return hidden_states(self.model, stream, self.reading, range(start, stop))
 
@@ -105,7 +105,13 @@ def encoder_of(trained: TrainedModel, settings: MemorySettings, prepare: Callabl
         digest=trained.digest,
         width=network.width,
         vocabulary=trained.facts["vocabulary"],
-        reading=Reading.of(network.layers, segment, settings.carried, settings.lanes, settings.stride_in(segment)),
+        reading=Reading.of(
+            network.layers,
+            segment=segment,
+            memory=settings.carried,
+            lanes=settings.lanes,
+            stride=settings.stride_in(segment),
+        ),
         load=lambda: trained.load(prepare()),
         device=prepare,
     )

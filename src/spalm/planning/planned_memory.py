@@ -71,7 +71,7 @@ class PlannedMemory:
     @property
     def flops(self) -> float:
         """Floating-point operations that make all keys."""
-        forward = count_flops(self.network, 1, self.segment, self.carried, 1).hidden
+        forward = count_flops(self.network, 1, segment=self.segment, memory=self.carried, lanes=1).hidden
         return self.tokens * forward * self.segment / self.stride
 
     @property

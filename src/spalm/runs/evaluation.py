@@ -80,7 +80,13 @@ def evaluate_model(
         raise InputError(
             f"evaluation.stride = {settings.stride}: windows have {training.segment_length} tokens; give at most that"
         )
-    reading = Reading.of(network.layers, training.segment_length, memory_length, settings.lanes, settings.stride)
+    reading = Reading.of(
+        network.layers,
+        segment=training.segment_length,
+        memory=memory_length,
+        lanes=settings.lanes,
+        stride=settings.stride,
+    )
 
     def load_scorer(device: torch.device) -> Scorer:
         retrievers: dict[Split, Retriever] | None = None

@@ -13,7 +13,7 @@ from spalm.artifact import Artifact, Stage
 from spalm.compute import Execution
 from spalm.corpus import Batch, Corpus, Split
 from spalm.errors import InputError
-from spalm.lm import ModelSettings, Reading, TrainedModel, Transformer, remembered
+from spalm.lm import ModelSettings, Reading, TrainedModel, Transformer, next_memory
 from spalm.lm.training import DEV_LANES, training_facts
 from spalm.neighbours import NeighbourTable
 from spalm.semiparametric.gate import GateSettings
@@ -21,7 +21,7 @@ from spalm.semiparametric.model import Spalm
 from spalm.semiparametric.retrieval import Retrieved, Retriever
 from spalm.semiparametric.scorer import Scorer, mean_loss
 from spalm.settings import Settings
-from spalm.training import BEST, TrainingTask, load_parameters, train, training_stage
+from spalm.training import BEST_FILE, TrainingTask, load_parameters, run_training_stage, train
 
 _KIND = "semiparametric language model"
 _VERSION = 1
@@ -63,7 +63,7 @@ def spalm_segment_loss(
     retrieved = retrieve(batch.positions).to(batch.inputs.device)
     mixed, layer_inputs = model(batch.inputs, memory or None, retrieved)
     loss = model.base.vocabulary.loss(mixed.flatten(0, 1), batch.targets.flatten())
-    return loss, remembered(memory or None, layer_inputs, memory_length)
+    return loss, next_memory(memory or None, layer_inputs, memory_length)
 
 
 def train_spalm(
@@ -93,7 +93,9 @@ def train_spalm(
         if execution.hardware.compile:
             # Reading from disk cannot be compiled.
             retrieve = torch.compiler.disable(retrieve.__call__)  # pyright: ignore[reportAssignmentType]
-        reading = Reading.of(settings.network.layers, training.segment_length, training.memory_length, DEV_LANES)
+        reading = Reading.of(
+            settings.network.layers, segment=training.segment_length, memory=training.memory_length, lanes=DEV_LANES
+        )
         dev = corpus.split("dev")
         retrievers: dict[Split, Retriever] = {"dev": Retriever(table, "dev", gate.attended)}
         scorer = Scorer(model.base, model.gate, retrievers, log_probabilities_only=True)
@@ -114,13 +116,13 @@ def train_spalm(
             train=corpus.split("train"),
             dev_loss=dev_loss,
             settings=training,
-            begin=settings.first_step,
+            first_step=settings.first_step,
         )
-        return training_facts(model, corpus, train(task, where, execution)), [BEST]
+        return training_facts(model, corpus, train(task, where, execution)), [BEST_FILE]
 
     parents = {"corpus": corpus.digest, "neighbours": table.digest}
     parents |= {} if start is None else {"start": start.digest}
-    training_stage(Stage(_KIND, _VERSION, settings.as_json(), parents), directory, make, execution)
+    run_training_stage(Stage(_KIND, _VERSION, settings.as_json(), parents), directory, make, execution)
     return TrainedSpalm(directory)
 
 
@@ -140,5 +142,5 @@ class TrainedSpalm(Artifact):
         """Returns the model on a device, frozen and in evaluation mode."""
         base = Transformer(self.model_settings.network, self.facts["vocabulary"])
         model = Spalm(base, self.model_settings.spalm.gate)
-        load_parameters(model, self.directory / BEST)
+        load_parameters(model, self.directory / BEST_FILE)
         return model.to(device).eval().requires_grad_(requires_grad=False)

@@ -1,18 +1,18 @@
 """A model and a text in, a trained model out: loop, optimiser and schedule, checkpoints, run log."""
 
 from spalm.training.checkpoint import Progress, load_parameters
-from spalm.training.loop import BEST, KEPT, TrainingSettings, TrainingTask, train
+from spalm.training.loop import BEST_FILE, KEPT_FILE, TrainingSettings, TrainingTask, train
 from spalm.training.optimiser import OptimiserSettings
-from spalm.training.stage import training_stage
+from spalm.training.stage import run_training_stage
 
 __all__ = [
-    "BEST",
-    "KEPT",
+    "BEST_FILE",
+    "KEPT_FILE",
     "OptimiserSettings",
     "Progress",
     "TrainingSettings",
     "TrainingTask",
     "load_parameters",
+    "run_training_stage",
     "train",
-    "training_stage",
 ]

@@ -3,8 +3,8 @@
     checkpoint/STEP/tensors.safetensors     parameters, optimiser moments, carried memories, random state
     checkpoint/STEP/progress.json           step, best dev loss, and the digest of the tensors
 
-Parameters are whole and memories those of all lanes, so that another number of ranks can go on from it.
-Tensors and JSON only: loading one runs no code. The newest whole one counts; a half-written one is never seen.
+Parameters are full and memories those of all lanes, so that another number of ranks can continue from it. A checkpoint
+is tensors and JSON only: loading it runs no code. The newest complete one counts; a half-written one is ignored.
 """
 
 import errno
@@ -23,9 +23,10 @@ from torch import Tensor, nn
 from spalm.artifact import digest_of_file, write_json
 from spalm.compute.ranks import SINGLE_RANK, Ranks
 from spalm.errors import InputError
-from spalm.training.replica import cut_like, whole
+from spalm.training.replica import full_tensor, shard_like
 
 FOLDER = "checkpoint"
+"""Name of the folder of checkpoints in a model's directory."""
 
 
 @dataclass
@@ -33,12 +34,15 @@ class Progress:
     """How far training has come."""
 
     step: int = 0
+    """Number of steps done."""
     best_dev: float | None = None
+    """Lowest mean loss on dev so far."""
     best_step: int | None = None
+    """Number of steps after which it was measured."""
 
 
 def save_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
-    """Writes a safetensors file in one step: it is there whole, or not at all."""
+    """Writes a safetensors file in one step: after a crash it is complete or not there."""
     temporary = path.with_name(path.name + ".tmp")
     try:
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, temporary)
@@ -53,7 +57,7 @@ def save_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
 
 
 def load_parameters(model: nn.Module, path: Path) -> None:
-    """Fills a model from a safetensors file, refusing one that was made for another network."""
+    """Fills a model from a safetensors file; raises an error if the file was made for another network."""
     try:
         tensors = load_file(path)
     except (SafetensorError, FileNotFoundError) as error:
@@ -75,24 +79,30 @@ def save(
     progress: Progress,
     model: nn.Module,
     optimiser: torch.optim.Optimizer,
+    *,
     memories: list[list[Tensor]],
     ranks: Ranks = SINGLE_RANK,
 ) -> None:
-    """The first rank writes; the others give it what only they have."""
+    """Writes a checkpoint: the first rank does, the others send it what only they have.
+
+    `memories` holds each micro-batch's carried memory, layer by layer.
+    """
     own = {f"model/{name}": tensor for name, tensor in model.state_dict().items()}
     for index, moments in optimiser.state_dict()["state"].items():
         own |= {f"optimiser/{index}/{name}": tensor for name, tensor in moments.items()}
     tensors = {}
     for name, tensor in own.items():
-        together = whole(tensor)
+        full = full_tensor(tensor)
         if ranks.is_first:
-            tensors[name] = together
+            tensors[name] = full
     for part, memory in enumerate(memories):
         for layer, tensor in enumerate(memory):
             for rank, theirs in enumerate(ranks.gather(tensor)):
                 tensors[f"memory/{rank * len(memories) + part}/{layer}"] = theirs
     for device, state in _random_states().items():
-        tensors |= {f"random/{_of_rank(device, rank)}": theirs for rank, theirs in enumerate(ranks.gather(state))}
+        tensors |= {
+            f"random/{_random_state_name(device, rank)}": theirs for rank, theirs in enumerate(ranks.gather(state))
+        }
     if ranks.is_first:
         _write(directory, progress, tensors)
 
@@ -113,17 +123,19 @@ def load(
     directory: Path,
     model: nn.Module,
     optimiser: torch.optim.Optimizer,
+    *,
     device: torch.device,
-    begin: int = 0,
+    first_step: int = 0,
     ranks: Ranks = SINGLE_RANK,
 ) -> tuple[Progress, list[Tensor]]:
-    """Brings model, optimiser and random state to the newest checkpoint; without one, leaves them at step `begin`.
+    """Restores model, optimiser and random state from the newest checkpoint; without one, leaves them as they are.
 
-    Gives the progress, and the carried memory of this rank's lanes, layer by layer.
+    Returns the progress, which without a checkpoint is `first_step`, and the carried memory of this rank's lanes, layer
+    by layer.
     """
     folder = _newest(directory)
     if folder is None:
-        return Progress(begin), []
+        return Progress(first_step), []
     content = json.loads((folder / "progress.json").read_text())
     path = folder / "tensors.safetensors"
     if digest_of_file(path) != content.pop("sha256"):
@@ -134,20 +146,20 @@ def load(
         group, inner = name.split("/", 1)
         groups.setdefault(group, {})[inner] = tensor
     own = model.state_dict()
-    model.load_state_dict({name: cut_like(tensor, own[name]) for name, tensor in groups["model"].items()})
+    model.load_state_dict({name: shard_like(tensor, own[name]) for name, tensor in groups["model"].items()})
     state = optimiser.state_dict()
     parameters = [parameter for group in optimiser.param_groups for parameter in group["params"]]
     for name, tensor in groups.get("optimiser", {}).items():
         index, moment = name.split("/")
         like = parameters[int(index)]
-        state["state"].setdefault(int(index), {})[moment] = cut_like(tensor, like) if tensor.dim() else tensor
+        state["state"].setdefault(int(index), {})[moment] = shard_like(tensor, like) if tensor.dim() else tensor
     optimiser.load_state_dict(state)
     _restore_random_states(groups["random"], ranks.rank)
     return Progress(**content), [lanes.to(device) for lanes in _own_lanes(groups.get("memory", {}), ranks)]
 
 
 def _own_lanes(memories: dict[str, Tensor], ranks: Ranks) -> list[Tensor]:
-    """Layer by layer, the carried memory of this rank's lanes, however many ranks and parts it was written by."""
+    """Returns the carried memory of this rank's lanes by layer, however many ranks and micro-batches wrote it."""
     layers: dict[int, dict[int, Tensor]] = {}
     for name, tensor in memories.items():
         part, layer = map(int, name.split("/"))
@@ -158,8 +170,8 @@ def _own_lanes(memories: dict[str, Tensor], ranks: Ranks) -> list[Tensor]:
 
 
 def _newest(directory: Path) -> Path | None:
-    whole = sorted(path.parent for path in (directory / FOLDER).glob("*/progress.json"))
-    return whole[-1] if whole else None
+    complete = sorted(path.parent for path in (directory / FOLDER).glob("*/progress.json"))
+    return complete[-1] if complete else None
 
 
 def _random_states() -> dict[str, Tensor]:
@@ -170,13 +182,13 @@ def _random_states() -> dict[str, Tensor]:
 
 
 def _restore_random_states(states: dict[str, Tensor], rank: int) -> None:
-    """A rank that had no part in the checkpoint goes on with the state that it began with."""
-    cpu, cuda = _of_rank("cpu", rank), _of_rank("cuda", rank)
+    """Restores the random state of this rank; one that had no part in the checkpoint keeps its present state."""
+    cpu, cuda = _random_state_name("cpu", rank), _random_state_name("cuda", rank)
     if cpu in states:
         torch.set_rng_state(states[cpu])
     if cuda in states and torch.cuda.is_available():
         torch.cuda.set_rng_state(states[cuda])
 
 
-def _of_rank(device: str, rank: int) -> str:
+def _random_state_name(device: str, rank: int) -> str:
     return f"{device}/{rank}" if rank else device

@@ -1,4 +1,4 @@
-"""The loop that any of our models trains in: contiguous streams, carried memories, resumable at any step."""
+"""The loop in which every model is trained: contiguous streams, carried memories, resumable at any step."""
 
 import math
 import time
@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from pydantic import Field
@@ -18,146 +19,224 @@ from spalm.errors import InputError
 from spalm.settings import Settings
 from spalm.training import checkpoint
 from spalm.training.optimiser import OptimiserSettings, learning_rate, make_optimiser
-from spalm.training.replica import Loss, Replica, whole
+from spalm.training.replica import Loss, Replica, full_tensor
 from spalm.training.run_log import RunLog
+
+CHECKPOINT_SECONDS = 30.0
+"""Least number of seconds between checkpoints."""
+BEST_FILE = "model.safetensors"
+"""Name of the file with the parameters that were best on dev."""
+KEPT_FILE = "kept.safetensors"
+"""Name of the file with the parameters after `TrainingTask.keep_step` steps."""
+_LOG_EVERY = 10
+"""Steps between records of the training loss."""
 
 
 class TrainingSettings(Settings):
+    """Settings of one training run."""
+
     steps: int = Field(gt=0)
-    """Optimiser steps."""
+    """Number of optimiser steps."""
     batch_size: int = Field(gt=0)
-    """Lanes: places of the text that are read side by side; one step reads a segment of each."""
+    """Number of lanes: places of the text that are read side by side. One step reads a segment of each."""
     micro_batch: int | None = Field(default=None, gt=0)
-    """Lanes that a rank computes at a time; gradients of a step are added up over them. Saves memory, nothing else."""
+    """Lanes that a rank computes at a time; a step adds up their gradients. Saves memory and changes nothing else."""
     segment_length: int = Field(gt=0)
     """Tokens of local context: the paper's N."""
     memory_length: int = Field(ge=0)
-    """Short-term memory of transformer-XL in training: the paper's M. The vanilla transformer has none."""
+    """Length of transformer-XL's short-term memory in training: the paper's M. The vanilla transformer has none."""
     optimiser: OptimiserSettings
     """Adam and its schedule."""
     evaluate_every: int = Field(gt=0)
-    """Steps between looks at the dev split; the best model on it is the one that is kept."""
+    """Steps between evaluations on the dev split; the model that is best there is kept."""
     dev_tokens: int | None = Field(default=None, gt=0)
-    """Look only at this many first tokens of dev, to save time; the final evaluation always reads all of it."""
+    """Number of first tokens of dev that are read during training, to save time; the final evaluation reads all."""
     bf16: bool = False
     """Compute in bfloat16 where that is safe; for GPUs."""
     seed: int = Field(default=0, ge=0, lt=2**63)
-    """Of the parameters, the order of the text and the dropout."""
-
-
-CHECKPOINT_SECONDS = 30.0
-BEST = "model.safetensors"
-KEPT = "kept.safetensors"
-"""The parameters after some of the steps."""
+    """Seed of the initial parameters, of the order of the text and of dropout."""
 
 
 @dataclass(frozen=True)
 class TrainingTask:
-    """What is trained, on what, and how it is judged."""
+    """What is trained, on which text, and how it is evaluated."""
 
     title: str
-    """Words of the progress bar."""
+    """Label of the progress bar."""
     model: nn.Module
+    """Model to train, with its initial parameters."""
     loss: Loss
+    """Loss of the model on a batch."""
     train: TokenSplit
+    """Text to train on."""
     dev_loss: Callable[[], float]
-    """Mean loss of the model on dev, as it is now."""
+    """Returns the mean loss of the model on dev, with its present parameters."""
     settings: TrainingSettings
-    begin: int = 0
-    """Step of the schedule at which it takes over, where another model has made those before."""
-    keep: int | None = None
-    """Number of steps after which the parameters are kept, for another model to take over."""
+    """Settings of the run."""
+    first_step: int = 0
+    """Step of the schedule at which training begins, where another model has made the steps before."""
+    keep_step: int | None = None
+    """Number of steps after which the parameters are also kept, for another model to begin with."""
 
 
 def train(task: TrainingTask, directory: Path, execution: Execution) -> checkpoint.Progress:
-    """Trains a model, leaving the best on dev in `directory`; continues from the checkpoint there, if there is one.
+    """Trains a model and leaves the best parameters on dev in `directory`; continues from a checkpoint there.
 
-    Ranks share the lanes, so that a step is the same on any number of them; the first one looks at dev and writes.
+    Ranks share the lanes, so that a step is the same on any number of them; the first rank evaluates and writes.
     """
-    settings, title, begin, hardware = task.settings, task.title, task.begin, execution.hardware
-    device, ranks = hardware.prepare(all_ranks=True), hardware.ranks
-    streams = TrainingBatches(
-        task.train, settings.batch_size, settings.segment_length, settings.seed, ranks.own_lanes(settings.batch_size)
-    )
-    replica = Replica(task.model, task.loss, device, hardware)
-    optimiser = make_optimiser(settings.optimiser, replica.model)
-
-    def gradients(step: int, memories: list[list[Tensor]]) -> tuple[float, list[list[Tensor]]]:
-        with autocast(device, bf16=settings.bf16):
-            return _accumulate(replica.loss, streams.batch(step).to(device), memories, settings, replica.part)
-
-    if ranks.distributed:
-        # DDP settles the order in which it adds up gradients after a first pass. One that does not count comes before
-        # all that do: the first step after a resume would be rounded otherwise.
-        gradients(begin, [])
-        optimiser.zero_grad(set_to_none=True)
-    torch.manual_seed(settings.seed + 1 + ranks.rank)  # of the dropout; the parameters were drawn before
-    progress, memory = checkpoint.load(directory, replica.model, optimiser, device, begin, ranks)
-    ranks.refuse_unless_equal(
-        progress.step, "checkpoints", "run the same command again when all machines see the same files"
-    )
-    memories = _in_parts(memory, settings)
-    log = RunLog(directory, progress.step, tensorboard=execution.tensorboard) if ranks.is_first else None
-    tokens_per_step = settings.batch_size * settings.segment_length
-    saved = logged = time.monotonic()
-    logged_step, save_seconds, speed = progress.step, 0.0, 0.0
-    with bar(title, settings.steps, progress.step) as shown:
+    trainer = _Trainer(task, directory, execution)
+    settings, progress = task.settings, trainer.progress
+    meter = _SpeedMeter(progress.step, settings.batch_size * settings.segment_length)
+    with bar(task.title, settings.steps, progress.step) as shown:
         while progress.step < settings.steps:
-            rate = learning_rate(settings.optimiser, progress.step, settings.steps, begin)
-            for group in optimiser.param_groups:
-                group["lr"] = rate
-            if streams.starts_epoch(progress.step):
-                memories = []
-            own_loss, memories = gradients(progress.step, memories)
-            wait = max(CHECKPOINT_SECONDS, 20 * save_seconds)  # saving takes at most a twentieth of the time
-            due = ranks.is_first and time.monotonic() - saved > wait  # clocks differ: one decides for all
-            summed, to_save = ranks.sum(own_loss, due)
-            train_loss = summed / ranks.world_size
-            norm = whole(nn.utils.clip_grad_norm_(replica.model.parameters(), settings.optimiser.clip))
-            if not math.isfinite(train_loss) or not torch.isfinite(norm):
-                raise InputError(
-                    f"{title}: the loss is no longer a number at step {progress.step} (learning rate {rate:.2g}); "
-                    "lower training.optimiser.learning_rate or lengthen its warm_up, and give --restart"
-                )
-            optimiser.step()
-            optimiser.zero_grad(set_to_none=True)
-            progress.step += 1
+            step = trainer.step()
             shown.advance()
-            if progress.step == task.keep:
-                with replica.whole() as now_whole:
-                    if ranks.is_first:
-                        checkpoint.save_tensors(directory / KEPT, now_whole.state_dict())
-
-            now = time.monotonic()
             last = progress.step == settings.steps
-            if last or progress.step % 10 == 0:
-                speed = tokens_per_step * (progress.step - logged_step) / max(now - logged, 1e-9)
-                logged, logged_step = now, progress.step
-                if log is not None:
-                    log.write(progress.step, loss=train_loss, learning_rate=rate, tokens_per_second=round(speed))
+            if progress.step == task.keep_step:
+                trainer.keep_parameters()
+            if last or progress.step % _LOG_EVERY == 0:
+                speed = round(meter.measure(progress.step))
+                trainer.record(loss=step.loss, learning_rate=step.learning_rate, tokens_per_second=speed)
             if last or progress.step % settings.evaluate_every == 0:
-                with replica.whole() as now_whole:
-                    found = ranks.broadcast(task.dev_loss() if ranks.is_first else None)
-                    if log is not None:
-                        log.write(progress.step, dev_loss=found)
-                    if progress.best_dev is None or found < progress.best_dev:
-                        progress.best_dev, progress.best_step = found, progress.step
-                        if ranks.is_first:
-                            checkpoint.save_tensors(directory / BEST, now_whole.state_dict())
+                trainer.evaluate()
             dev = "" if progress.best_dev is None else f", dev {progress.best_dev:.3f}"
-            shown.say(f"loss {train_loss:.3f}{dev}, {speed:,.0f} tokens/s")
-            if last or to_save:
-                began = time.monotonic()
-                checkpoint.save(directory, progress, replica.model, optimiser, memories, ranks)
-                saved = time.monotonic()
-                save_seconds = saved - began
-    if log is not None:
-        log.close()
+            shown.say(f"loss {step.loss:.3f}{dev}, {meter.speed:,.0f} tokens/s")
+            if last or step.save_due:
+                trainer.save_checkpoint()
+    trainer.close()
     return progress
 
 
-def _in_parts(lanes: list[Tensor], settings: TrainingSettings) -> list[list[Tensor]]:
-    """What every layer holds of all lanes, as the memories of the parts that are computed at a time."""
+@dataclass(frozen=True)
+class _Step:
+    loss: float
+    """Mean loss of all ranks' lanes."""
+    learning_rate: float
+    """Learning rate of the step."""
+    save_due: bool
+    """Whether it is time for a checkpoint."""
+
+
+class _Trainer:
+    """A model in training: everything that a step changes, and the files that come of it."""
+
+    def __init__(self, task: TrainingTask, directory: Path, execution: Execution):
+        hardware, settings = execution.hardware, task.settings
+        self._task, self._directory = task, directory
+        self._device, self._ranks = hardware.prepare(all_ranks=True), hardware.ranks
+        lanes = self._ranks.own_lanes(settings.batch_size)
+        self._batches = TrainingBatches(task.train, settings.batch_size, settings.segment_length, settings.seed, lanes)
+        self._replica = Replica(task.model, task.loss, self._device, hardware)
+        self._optimiser = make_optimiser(settings.optimiser, self._replica.model)
+        if self._ranks.distributed:
+            # DDP settles the order in which it adds up gradients after a first pass. One that does not count comes
+            # before all that do: the first step after a resume would be rounded otherwise.
+            self._gradients(task.first_step, [])
+            self._optimiser.zero_grad(set_to_none=True)
+        torch.manual_seed(settings.seed + 1 + self._ranks.rank)  # of the dropout; the parameters were drawn before
+        self.progress, lanes_memory = checkpoint.load(
+            directory,
+            self._replica.model,
+            self._optimiser,
+            device=self._device,
+            first_step=task.first_step,
+            ranks=self._ranks,
+        )
+        remedy = "run the same command again when all machines see the same files"
+        self._ranks.refuse_unless_equal(self.progress.step, "checkpoints", remedy)
+        self._memories = _by_micro_batch(lanes_memory, settings)
+        self._log = None
+        if self._ranks.is_first:
+            self._log = RunLog(directory, self.progress.step, tensorboard=execution.tensorboard)
+        self._saved, self._save_seconds = time.monotonic(), 0.0
+
+    def step(self) -> _Step:
+        """Reads a segment of every lane and updates the parameters."""
+        optimiser, settings, number = self._optimiser, self._task.settings, self.progress.step
+        rate = learning_rate(settings.optimiser, number, settings.steps, self._task.first_step)
+        for group in optimiser.param_groups:
+            group["lr"] = rate
+        if self._batches.starts_epoch(number):
+            self._memories = []
+        own_loss, self._memories = self._gradients(number, self._memories)
+        save_due = self._ranks.is_first and self._is_save_due()  # clocks differ: one rank decides for all
+        summed, save = self._ranks.sum(own_loss, save_due)
+        loss = summed / self._ranks.world_size
+        norm = full_tensor(nn.utils.clip_grad_norm_(self._replica.model.parameters(), settings.optimiser.clip))
+        if not math.isfinite(loss) or not torch.isfinite(norm):
+            raise InputError(
+                f"{self._task.title}: the loss is no longer a number at step {number} (learning rate {rate:.2g}); "
+                "lower training.optimiser.learning_rate or lengthen its warm_up, and give --restart"
+            )
+        optimiser.step()
+        optimiser.zero_grad(set_to_none=True)
+        self.progress.step += 1
+        return _Step(loss, rate, bool(save))
+
+    def _gradients(self, step: int, memories: list[list[Tensor]]) -> tuple[float, list[list[Tensor]]]:
+        """Adds up the gradients of this rank's lanes; returns their mean loss and the memories after the step."""
+        batch, settings = self._batches.batch(step).to(self._device), self._task.settings
+        with autocast(self._device, bf16=settings.bf16):
+            return _accumulate(self._replica.loss, batch, memories, settings, self._replica.without_exchange)
+
+    def evaluate(self) -> None:
+        """Measures the loss on dev and keeps the parameters if they are the best so far."""
+        with self._replica.full_model() as model:
+            dev_loss = self._ranks.broadcast(self._task.dev_loss() if self._ranks.is_first else None)
+            self.record(dev_loss=dev_loss)
+            if self.progress.best_dev is None or dev_loss < self.progress.best_dev:
+                self.progress.best_dev, self.progress.best_step = dev_loss, self.progress.step
+                self._write(model, BEST_FILE)
+
+    def keep_parameters(self) -> None:
+        """Writes the present parameters beside the best ones."""
+        with self._replica.full_model() as model:
+            self._write(model, KEPT_FILE)
+
+    def _write(self, model: nn.Module, file: str) -> None:
+        if self._ranks.is_first:
+            checkpoint.save_tensors(self._directory / file, model.state_dict())
+
+    def _is_save_due(self) -> bool:
+        """Whether the last checkpoint is old enough: saving takes at most a twentieth of the time."""
+        return time.monotonic() - self._saved > max(CHECKPOINT_SECONDS, 20 * self._save_seconds)
+
+    def save_checkpoint(self) -> None:
+        """Writes everything that the next step depends on."""
+        began = time.monotonic()
+        model, optimiser = self._replica.model, self._optimiser
+        checkpoint.save(self._directory, self.progress, model, optimiser, memories=self._memories, ranks=self._ranks)
+        self._saved = time.monotonic()
+        self._save_seconds = self._saved - began
+
+    def record(self, **values: Any) -> None:
+        """Writes values of the present step to the run's log."""
+        if self._log is not None:
+            self._log.write(self.progress.step, **values)
+
+    def close(self) -> None:
+        """Closes the run's log."""
+        if self._log is not None:
+            self._log.close()
+
+
+class _SpeedMeter:
+    """Measures tokens per second from one measurement to the next."""
+
+    def __init__(self, step: int, tokens_per_step: int):
+        self._step, self._tokens_per_step, self._time = step, tokens_per_step, time.monotonic()
+        self.speed = 0.0
+
+    def measure(self, step: int) -> float:
+        """Returns the speed since the last measurement."""
+        now = time.monotonic()
+        self.speed = self._tokens_per_step * (step - self._step) / max(now - self._time, 1e-9)
+        self._step, self._time = step, now
+        return self.speed
+
+
+def _by_micro_batch(lanes: list[Tensor], settings: TrainingSettings) -> list[list[Tensor]]:
+    """Divides every layer's memory of all lanes into the memories of the micro-batches."""
     return [list(part) for part in zip(*(layer.split(settings.micro_batch or len(layer)) for layer in lanes))]
 
 
@@ -166,15 +245,18 @@ def _accumulate(
     batch: Batch,
     memories: list[list[Tensor]],
     settings: TrainingSettings,
-    not_the_last: Callable[[], AbstractContextManager] = nullcontext,
+    before_last: Callable[[], AbstractContextManager] = nullcontext,
 ) -> tuple[float, list[list[Tensor]]]:
-    """Adds up the gradients of one step, part by part; gives the mean loss and the memories after it."""
+    """Adds up the gradients of one step, micro-batch by micro-batch; returns the mean loss and the new memories.
+
+    `before_last` makes a context around every micro-batch but the last.
+    """
     lanes, tokens = len(batch.targets), batch.targets.numel()
-    at_a_time = min(settings.micro_batch or lanes, lanes)
+    size = min(settings.micro_batch or lanes, lanes)
     total, after = 0.0, []
-    for part, first in enumerate(range(0, lanes, at_a_time)):
-        with nullcontext() if first + at_a_time >= lanes else not_the_last():
-            summed, memory = loss(batch.lanes(first, first + at_a_time), memories[part] if memories else [])
+    for part, first in enumerate(range(0, lanes, size)):
+        with nullcontext() if first + size >= lanes else before_last():
+            summed, memory = loss(batch.lanes(first, first + size), memories[part] if memories else [])
             (summed / tokens).backward()
         total += summed.item()
         after.append(memory)

@@ -11,32 +11,34 @@ from spalm.settings import Settings
 
 
 class OptimiserSettings(Settings):
+    """Settings of Adam and of its learning rate."""
+
     learning_rate: float = Field(gt=0)
     """Highest learning rate, reached at the end of the warm-up."""
     warm_up: int = Field(default=0, ge=0)
-    """Steps over which the learning rate rises linearly from nothing."""
+    """Steps over which the learning rate rises linearly from zero."""
     decay: Literal["cosine", "inverse-sqrt", "none"] = "cosine"
-    """How it falls afterwards: along a cosine to the last step, with the square root of the step, or not."""
+    """Decay of the learning rate after the warm-up: a cosine, the inverse square root of the step, or none."""
     final_share: float = Field(default=0.05, ge=0, le=1)
-    """The share of the learning rate that is left at the end of a cosine."""
+    """Share of the learning rate that is left at the end of a cosine."""
     beta1: float = Field(default=0.9, ge=0, lt=1)
-    """Adam's average of gradients."""
+    """Decay rate of Adam's mean of gradients."""
     beta2: float = Field(default=0.98, ge=0, lt=1)
-    """Adam's average of squared gradients."""
+    """Decay rate of Adam's mean of squared gradients."""
     weight_decay: float = Field(default=0.0, ge=0)
     """Decoupled weight decay on matrices; biases and norms have none."""
     clip: float = Field(default=0.25, gt=0)
-    """Gradients are scaled down to this norm."""
+    """Largest norm of the gradient; a longer one is scaled down to it."""
 
 
-_TAKING_OVER = 50
-"""Steps over which the learning rate rises again where training goes on with moments that are empty."""
+_SECOND_WARM_UP = 50
+"""Steps over which the learning rate rises again where training continues another model's with empty moments."""
 
 
-def learning_rate(settings: OptimiserSettings, step: int, steps: int, begin: int = 0) -> float:
-    """The learning rate of step number `step`, counted from 0, of `steps`, the first of which here is `begin`."""
+def learning_rate(settings: OptimiserSettings, step: int, steps: int, first_step: int = 0) -> float:
+    """Returns the learning rate of step `step` (from 0) of `steps`; `first_step` is where training begins."""
     rate = _scheduled(settings, step, steps)
-    return rate * min(1.0, (step - begin + 1) / _TAKING_OVER) if begin else rate
+    return rate * min(1.0, (step - first_step + 1) / _SECOND_WARM_UP) if first_step else rate
 
 
 def _scheduled(settings: OptimiserSettings, step: int, steps: int) -> float:
@@ -52,6 +54,7 @@ def _scheduled(settings: OptimiserSettings, step: int, steps: int) -> float:
 
 
 def make_optimiser(settings: OptimiserSettings, model: nn.Module) -> torch.optim.AdamW:
+    """Makes the optimiser of a model's parameters; matrices alone have weight decay."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     groups = [
         {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": settings.weight_decay},

@@ -1,23 +1,24 @@
-"""What one rank trains: the model itself, a copy kept equal to the others' (DDP), or a share of it (FSDP2)."""
+"""What one rank trains: the model itself, a copy kept equal to the others' (DDP), or a shard of it (FSDP2)."""
 
 import copy
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from spalm.compute.hardware import Hardware
+from spalm.compute import Hardware
 from spalm.corpus import Batch
 from spalm.errors import InputError
 
-Loss = Callable[[nn.Module, Batch, list[Tensor]], tuple[Tensor, list[Tensor]]]
-"""The summed loss of a model on a batch given the lanes' memory, and the memory after it."""
+Loss = Callable[[Any, Batch, list[Tensor]], tuple[Tensor, list[Tensor]]]
+"""Returns the summed loss of a model on a batch given the lanes' memory, and the memory after it."""
 
 
-class _Step(nn.Module):
-    """The loss as a module's forward: DDP and FSDP2 do their part around that, and the output layer belongs to it."""
+class _LossModule(nn.Module):
+    """The loss as a module's forward, output layer included: DDP and FSDP2 exchange gradients around a forward."""
 
     def __init__(self, model: nn.Module, loss: Loss):
         super().__init__()
@@ -28,46 +29,50 @@ class _Step(nn.Module):
 
 
 class Replica:
-    """`model` has the parameters to optimise; the backward pass of `loss` exchanges gradients with other ranks."""
+    """One rank's part of a model in training.
+
+    `model` has the parameters to optimise; the backward pass of `loss` exchanges gradients with other ranks.
+    """
 
     def __init__(self, model: nn.Module, loss: Loss, device: torch.device, hardware: Hardware):
-        self._whole, self._device, self._ranks = model, device, hardware.ranks
+        self._full, self._device, self._ranks = model, device, hardware.ranks
         self._sharded = hardware.fsdp
-        step = _Step(
+        module = _LossModule(
             copy.deepcopy(model) if self._sharded else model, torch.compile(loss) if hardware.compile else loss
         )
-        self.model = step.model
+        self.model = module.model
         if self._sharded:
-            shard(step, device, self._ranks.world_size)
+            shard(module, device, self._ranks.world_size)
         else:
-            step.to(device)
-        together = self._ranks.distributed and not self._sharded
-        self.loss = DistributedDataParallel(step, gradient_as_bucket_view=True) if together else step
+            module.to(device)
+        copied = self._ranks.distributed and not self._sharded
+        self.loss = DistributedDataParallel(module, gradient_as_bucket_view=True) if copied else module
 
-    def part(self) -> AbstractContextManager:
-        """Around every part of a step but the last: DDP exchanges gradients once, when they are added up.
+    def without_exchange(self) -> AbstractContextManager:
+        """Returns a context for every micro-batch but the last, in which DDP does not exchange gradients.
 
-        FSDP2 exchanges them part by part, since it would have to hold whole ones otherwise.
+        It exchanges their sum, once. FSDP2 exchanges them after each micro-batch, since it would otherwise have to
+        hold full gradients.
         """
         return self.loss.no_sync() if isinstance(self.loss, DistributedDataParallel) else nullcontext()
 
     @contextmanager
-    def whole(self) -> Iterator[nn.Module]:
-        """On the first rank, the whole model on the device; all ranks take part in putting it together."""
+    def full_model(self) -> Iterator[nn.Module]:
+        """Yields the full model, on the device, on the first rank; all ranks must call it to put it together."""
         if self._sharded:
-            own = self._whole.state_dict()
+            own = self._full.state_dict()
             for name, tensor in self.model.state_dict().items():
-                full = whole(tensor)
+                full = full_tensor(tensor)
                 if self._ranks.is_first:
                     own[name].copy_(full)
-            self._whole.to(self._device if self._ranks.is_first else "cpu")
-        yield self._whole
+            self._full.to(self._device if self._ranks.is_first else "cpu")
+        yield self._full
         if self._sharded:
-            self._whole.to("cpu")
+            self._full.to("cpu")
 
 
 def shard(model: nn.Module, device: torch.device, count: int) -> None:
-    """Cuts every parameter into one share a rank; those of a layer are whole only while it computes."""
+    """Cuts every parameter into one shard a rank; a layer's parameters are put together only while it computes."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard  # takes a second to import
 
@@ -84,15 +89,16 @@ def shard(model: nn.Module, device: torch.device, count: int) -> None:
     fully_shard(model, mesh=mesh)
 
 
-def whole(tensor: Tensor) -> Tensor:
-    """A tensor put together from the ranks' shares, if it is cut; all ranks have to ask."""
-    return tensor.full_tensor().cpu() if hasattr(tensor, "full_tensor") else tensor
+def full_tensor(tensor: Tensor) -> Tensor:
+    """Returns a tensor put together from the ranks' shards, if it is sharded; all ranks must call it."""
+    return cast(Any, tensor).full_tensor().cpu() if hasattr(tensor, "full_tensor") else tensor
 
 
-def cut_like(tensor: Tensor, like: Tensor) -> Tensor:
-    """This rank's share of a whole tensor, if `like` is cut."""
+def shard_like(tensor: Tensor, like: Tensor) -> Tensor:
+    """Returns this rank's shard of a full tensor, if `like` is sharded."""
     if not hasattr(like, "full_tensor"):
         return tensor
-    from torch.distributed.tensor import distribute_tensor
+    from torch.distributed.tensor import DTensor, distribute_tensor
 
+    assert isinstance(like, DTensor)
     return distribute_tensor(tensor, like.device_mesh, like.placements, src_data_rank=None)

@@ -1,4 +1,4 @@
-"""The record of a run: metrics.jsonl, one object a line, and TensorBoard where it is asked for."""
+"""The log of a training run: metrics.jsonl, one object a line, and TensorBoard on request."""
 
 import json
 from pathlib import Path
@@ -9,7 +9,7 @@ from spalm.errors import InputError
 
 
 class RunLog:
-    """Appends records by step. Reopened at a step, it forgets what a killed run wrote beyond it."""
+    """Appends values by step. Reopened at a step, it removes what a killed run wrote beyond that step."""
 
     def __init__(self, directory: Path, step: int, *, tensorboard: bool = False):
         path = directory / "metrics.jsonl"
@@ -17,9 +17,10 @@ class RunLog:
         kept = [line for line in lines if _step_of(line) <= step]
         write_atomically(path, "".join(line + "\n" for line in kept))
         self._file = path.open("a")
-        self._board = _board(directory) if tensorboard else None
+        self._board = _tensorboard(directory) if tensorboard else None
 
     def write(self, step: int, **values: Any) -> None:
+        """Appends named values of a step."""
         self._file.write(json.dumps({"step": step, **values}) + "\n")
         self._file.flush()
         if self._board is not None:
@@ -27,6 +28,7 @@ class RunLog:
                 self._board.add_scalar(name, value, step)
 
     def close(self) -> None:
+        """Closes the files."""
         self._file.close()
         if self._board is not None:
             self._board.close()
@@ -39,7 +41,7 @@ def _step_of(line: str) -> float:
         return float("inf")  # cut off in the middle by a kill
 
 
-def _board(directory: Path):
+def _tensorboard(directory: Path) -> Any:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:

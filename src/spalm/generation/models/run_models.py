@@ -94,4 +94,10 @@ class RunModels(ModelSet):
         """Returns how the records of a network were read."""
         settings, model = self.run.records(name).settings, self.run.network(name).model_settings
         segment, stride = model.training.segment_length, settings["stride"]
-        return Reading.of(model.network.layers, segment, settings["memory_length"], settings["lanes"], stride)
+        return Reading.of(
+            model.network.layers,
+            segment=segment,
+            memory=settings["memory_length"],
+            lanes=settings["lanes"],
+            stride=stride,
+        )

@@ -1,0 +1,6 @@
+"""Pretrained causal language models: found by name, folder or GGUF file, used like our own."""
+
+from spalm.lm.pretrained.folder import PretrainedFolder, locate_pretrained
+from spalm.lm.pretrained.model import PretrainedModel
+
+__all__ = ["PretrainedFolder", "PretrainedModel", "locate_pretrained"]
