@@ -10,20 +10,28 @@ import pytest
 from rich.console import Console
 from scipy import stats
 
-from spalm.compute import Hardware
+from spalm.compute import Execution, Hardware
 from spalm.corpus import visible_token
 from spalm.errors import InputError
 from spalm.runs import FinishedRun, passage_of
-from spalm.study import ANALYSES, AnalysisRequest, available, make_request, study, vary_neighbours, write_report
+from spalm.study import (
+    ANALYSES,
+    AnalysisRequest,
+    available_analyses,
+    make_request,
+    run_analyses,
+    vary_neighbours,
+    write_report,
+)
 from spalm.study.analyses.by_neighbours import NeighbourVariant, by_neighbours
-from spalm.study.drawing import drawn, inline, write_text
+from spalm.study.drawing import draw_figure, inline_svg, write_text
 from support.facts import SCRIPT
 
 SPLIT = "test"
 
 
 @pytest.fixture(scope="module")
-def request(finished) -> AnalysisRequest:
+def on_test(finished) -> AnalysisRequest:
     return AnalysisRequest(finished, SPLIT)
 
 
@@ -35,7 +43,7 @@ def text(finished):
 @pytest.fixture(scope="module")
 def log_probabilities(finished) -> dict[str, list[float]]:
     """Straight from the files."""
-    folders = {row["model"]: finished.directory / row["evaluation"] for row in finished.rows}
+    folders = {row["model"]: finished.directory / row["evaluation"] for row in finished.results}
     return {
         model: np.fromfile(folder / f"{SPLIT}.log_probabilities", "<f4").tolist() for model, folder in folders.items()
     }
@@ -55,7 +63,7 @@ def bin_of(count: int) -> str:
     return f"{low:,} to {10 * low - 1:,}"
 
 
-def test_gains_and_losses_are_those_counted_one_by_one(request, finished, text, log_probabilities):
+def test_gains_and_losses_are_those_counted_one_by_one(on_test, finished, text, log_probabilities):
     expected: dict[str, list[int]] = {}
     counts = times_in_training(finished)
     for position, token in enumerate(text.tokens.tolist()):
@@ -73,7 +81,7 @@ def test_gains_and_losses_are_those_counted_one_by_one(request, finished, text, 
             row = expected.setdefault(name, [0] * 6)
             for number, value in enumerate([True, *kinds]):
                 row[number] += value
-    found = ANALYSES["outputs"](request)
+    found = ANALYSES["outputs"](on_test)
     rows = {row[0]: row[1:] for row in found.tables["counts"].rows if row[1]}
     assert rows == expected
     assert rows["all"][3] > rows["all"][4] > 0  # more tokens gain from the memory than lose, and some do lose
@@ -85,8 +93,8 @@ def test_gains_and_losses_are_those_counted_one_by_one(request, finished, text, 
     )
 
 
-def test_tokens_that_gain_are_listed_with_their_counts(request, finished, text, log_probabilities):
-    found = ANALYSES["outputs"](request).tables["gainers"].rows
+def test_tokens_that_gain_are_listed_with_their_counts(on_test, finished, text, log_probabilities):
+    found = ANALYSES["outputs"](on_test).tables["gainers"].rows
     tokeniser = finished.corpus.tokeniser
     token, positions, gains, losses, nats = found[0]
     here = [i for i, each in enumerate(text.tokens.tolist()) if visible_token(tokeniser, each) == token]
@@ -100,7 +108,7 @@ def test_tokens_that_gain_are_listed_with_their_counts(request, finished, text, 
 
 
 @pytest.mark.parametrize("name", ["position", "frequency"])
-def test_perplexity_by_part_is_that_of_the_tokens_in_it(name, request, finished, text, log_probabilities):
+def test_perplexity_by_part_is_that_of_the_tokens_in_it(name, on_test, finished, text, log_probabilities):
     counts = times_in_training(finished)
     parts: dict[str, list[int]] = {}
     before = 0
@@ -113,7 +121,7 @@ def test_perplexity_by_part_is_that_of_the_tokens_in_it(name, request, finished,
             part = f"{low:,} to {max(63, 2 * low - 1):,}"
         parts.setdefault(part, []).append(position)
         before += 1
-    found = ANALYSES[name](request)
+    found = ANALYSES[name](on_test)
     models = found.tables["parts"].columns[2:]
     assert {row[0]: row[1] for row in found.tables["parts"].rows} == {part: len(rows) for part, rows in parts.items()}
     for part, _, *values in found.tables["parts"].rows:
@@ -126,10 +134,10 @@ def test_perplexity_by_part_is_that_of_the_tokens_in_it(name, request, finished,
     ]
 
 
-def test_the_gates_histogram_and_heatmap_are_the_gates(request, finished):
+def test_the_gates_histogram_and_heatmap_are_the_gates(on_test, finished):
     gates = finished.records("spalm").of(SPLIT, "gate").astype(np.float32)
     assert gates.shape == (len(finished.corpus.split(SPLIT)), 32)
-    histogram = ANALYSES["gates"](request)
+    histogram = ANALYSES["gates"](on_test)
     counts = [0] * 40
     for value in gates.reshape(-1).tolist():
         counts[min(39, int(np.searchsorted(np.linspace(0, 1, 41), value, side="right")) - 1)] += 1
@@ -144,8 +152,8 @@ def test_the_gates_histogram_and_heatmap_are_the_gates(request, finished):
     np.testing.assert_allclose(drawn, heatmap.data["gates"], atol=1e-4)
 
 
-def test_matches_by_rank_are_those_of_the_table(request, finished):
-    entries, rows = finished.memory.entries(), ANALYSES["matches"](request).tables["ranks"].rows
+def test_matches_by_rank_are_those_of_the_table(on_test, finished):
+    entries, rows = finished.memory.entries(), ANALYSES["matches"](on_test).tables["ranks"].rows
     for column, split in enumerate(("train", "dev", "test"), start=1):
         stream, ids = finished.corpus.split(split), finished.neighbours.array(f"{split}.ids")
         values = entries.tokens(0, len(entries))
@@ -156,15 +164,15 @@ def test_matches_by_rank_are_those_of_the_table(request, finished):
     assert rows[0][2] == pytest.approx(finished.neighbours.facts["splits"]["dev"]["first_match"])
 
 
-def test_every_pair_of_models_is_tested(request, finished, log_probabilities):
-    rows = ANALYSES["significance"](request).tables["pairs"].rows
+def test_every_pair_of_models_is_tested(on_test, finished, log_probabilities):
+    rows = ANALYSES["significance"](on_test).tables["pairs"].rows
     assert len(rows) == 15
     for one, other, gain, p in rows:
         a, b = np.array(log_probabilities[one], np.float64), np.array(log_probabilities[other], np.float64)
         assert gain == pytest.approx((b - a).mean())
         assert p == pytest.approx(stats.wilcoxon(a, b, method="asymptotic").pvalue)
     own = {row[1]: row[3] for row in rows if row[0] == "transformer-xl"}
-    assert own["spalm"] == pytest.approx(finished.row("spalm")["p_against_transformer_xl"])
+    assert own["spalm"] == pytest.approx(finished.result("spalm")["p_against_transformer_xl"])
 
 
 def test_strips_show_what_the_records_hold(finished, text):
@@ -180,43 +188,43 @@ def test_strips_show_what_the_records_hold(finished, text):
     assert sorted(drawn) == sorted(cell for line in found.tables["tokens"].rows for cell in line)
 
 
-def test_ablation_is_what_the_results_say(request, finished):
-    rows = {row[0]: row for row in ANALYSES["ablation"](request).tables["models"].rows}
+def test_ablation_is_what_the_results_say(on_test, finished):
+    rows = {row[0]: row for row in ANALYSES["ablation"](on_test).tables["models"].rows}
     for model, row in rows.items():
-        assert row[1] == pytest.approx(finished.row(model)["test"])
+        assert row[1] == pytest.approx(finished.result(model)["test"])
     assert rows["transformer"][2] is None
-    assert rows["knn-lm"][2] == pytest.approx(finished.row("transformer-xl")["test"])
+    assert rows["knn-lm"][2] == pytest.approx(finished.result("transformer-xl")["test"])
     alone = finished.records("spalm").of(SPLIT, "without_memory")
     assert rows["spalm"][2] == pytest.approx(math.exp(-float(np.mean(alone, dtype=np.float64))))
 
 
 @pytest.mark.slow
 def test_neighbours_are_varied_at_test_and_by_training_anew(finished):
-    assert "neighbours" not in available(finished)
-    one_thread = Hardware("cpu", 1)
-    vary_neighbours(finished, (0, 2, 17), False, one_thread)  # 17: more than the run's table holds
-    vary_neighbours(finished, (5,), True, one_thread)  # more than the run's table holds for training positions
-    assert "neighbours" in available(finished)
+    assert "neighbours" not in available_analyses(finished)
+    one_thread = Execution(Hardware("cpu", 1))
+    vary_neighbours(finished, (0, 2, 17), one_thread, retrain=False)  # 17: more than the run's table holds
+    vary_neighbours(finished, (5,), one_thread, retrain=True)  # more than the run's table holds for training positions
+    assert "neighbours" in available_analyses(finished)
     rows = {row[0]: row[1:3] for row in by_neighbours(AnalysisRequest(finished, SPLIT)).tables["counts"].rows}
-    own = finished.row("spalm")["test"]
+    own = finished.result("spalm")["test"]
     assert rows[4] == [pytest.approx(own), pytest.approx(own)]
-    assert rows[0] == [None, pytest.approx(finished.row("spalm")["without_long_term_memory"]["test"], rel=1e-4)]
+    assert rows[0] == [None, pytest.approx(finished.result("spalm")["without_long_term_memory"]["test"], rel=1e-4)]
     assert rows[2][0] is None
     assert own < rows[2][1] < rows[0][1]
     assert rows[5][1] is None
     assert rows[5][0] == pytest.approx(own, rel=0.2)
     retrained = json.loads((finished.directory / "by-neighbours" / "retrained-5" / "manifest.json").read_text())
     assert retrained["settings"]["spalm"]["gate"]["neighbours"] == 5
-    assert NeighbourVariant(5, True).records(finished).exists()
+    assert NeighbourVariant(5, retrained=True).records(finished).exists()
     assert rows[17][1] == pytest.approx(own, rel=0.5)
     assert rows[17][1] not in (rows[4][1], rows[2][1])
     ticks = by_neighbours(AnalysisRequest(finished, SPLIT)).picture().axes[0].get_xticks().tolist()
     assert ticks == list(range(len(rows)))
 
 
-def test_files_hold_what_the_tables_show_and_are_the_same_again(request, tmp_path):
+def test_files_hold_what_the_tables_show_and_are_the_same_again(on_test, tmp_path):
     for name in ("outputs", "gates"):
-        found = ANALYSES[name](request)
+        found = ANALYSES[name](on_test)
         for folder in ("a", "b"):
             found.write(tmp_path / folder)
         whole = json.loads((tmp_path / "a" / f"{name}.json").read_text())
@@ -240,18 +248,18 @@ def test_the_report_is_one_page_in_which_text_stays_text(finished, tmp_path):
     assert "<title>facts &lt;b&gt;" in page
     for outside in (' src="http', ' href="http', "@import", "<script", "url(http"):
         assert outside not in page
-    for row in finished.rows:
+    for row in finished.results:
         assert f"{row['test']:.2f}" in page
-    for name in available(finished):
+    for name in available_analyses(finished):
         assert f'id="{name}"' in page
         assert (tmp_path / f"{name}.svg").exists()
-    assert finished.trained("spalm").digest in page
+    assert finished.network("spalm").digest in page
     identifiers = [part.split('"')[0] for part in page.split(' id="')[1:]]
     assert len(identifiers) == len(set(identifiers))
 
 
-def test_pictures_in_a_page_take_its_colour(request):
-    svg = inline(ANALYSES["gates"](request).picture(), 'a "label" <&>', "gates")
+def test_pictures_in_a_page_take_its_colour(on_test):
+    svg = inline_svg(ANALYSES["gates"](on_test).picture(), 'a "label" <&>', "gates")
     assert "currentColor" in svg
     assert "#1a2b3c" not in svg
     assert 'aria-label="a &quot;label&quot; &lt;&amp;&gt;"' in svg
@@ -259,16 +267,16 @@ def test_pictures_in_a_page_take_its_colour(request):
 
 def test_what_cannot_be_shown_is_refused(finished, tmp_path):
     with pytest.raises(InputError, match="no analysis 'gate'; take of strips, outputs"):
-        study(AnalysisRequest(finished), ["gates", "gate"], tmp_path, Console(quiet=True))
+        run_analyses(AnalysisRequest(finished), ["gates", "gate"], tmp_path, Console(quiet=True))
     assert not list(tmp_path.iterdir())
     with pytest.raises(InputError, match="test has 2,250 tokens"):
-        make_request(finished, "test", "spalm", 2250, 10)
+        make_request(finished, "test", "spalm", first=2250, length=10)
     with pytest.raises(InputError, match="--model transformer-xl: it has no long-term memory; take one of knn-lm"):
         make_request(finished, "test", "transformer-xl")
 
 
 def test_a_passage_ends_with_its_document(finished):
-    assert make_request(finished, "dev", "spalm", 745, 10).passage.tolist() == list(range(745, 750))
+    assert make_request(finished, "dev", "spalm", first=745, length=10).passage.tolist() == list(range(745, 750))
     for length in (10, 300, 10_000):
         rows = passage_of(finished, SPLIT, length)
         documents = finished.corpus.split(SPLIT).documents_of(rows)
@@ -276,8 +284,8 @@ def test_a_passage_ends_with_its_document(finished):
         assert len(set(documents.tolist())) == 1
 
 
-def test_curves_are_the_logs(request, finished):
-    found = ANALYSES["curves"](request)
+def test_curves_are_the_logs(on_test, finished):
+    found = ANALYSES["curves"](on_test)
     for model in ("transformer", "transformer-xl", "spalm"):
         lines = map(json.loads, (finished.directory / model / "metrics.jsonl").read_text().splitlines())
         dev = [[line["step"], line["dev_loss"]] for line in lines if "dev_loss" in line]
@@ -288,8 +296,8 @@ def test_curves_are_the_logs(request, finished):
 
 
 @pytest.mark.parametrize("name", ["matches", "significance", "ablation"])
-def test_pictures_show_the_numbers_of_their_tables(request, name):
-    found = ANALYSES[name](request)
+def test_pictures_show_the_numbers_of_their_tables(on_test, name):
+    found = ANALYSES[name](on_test)
     (table,) = found.tables.values()
     drawn = found.picture().axes[0]
     if name == "matches":
@@ -297,7 +305,7 @@ def test_pictures_show_the_numbers_of_their_tables(request, name):
         for column, split in enumerate(("train", "dev", "test"), start=1):
             assert lines[split] == pytest.approx([100 * row[column] for row in table.rows if row[column] is not None])
     elif name == "significance":
-        models = request.run.models
+        models = on_test.run.rows
         gains = drawn.images[0].get_array()
         for one, other, gain, _ in table.rows:
             assert gains[models.index(one), models.index(other)] == pytest.approx(gain)
@@ -314,7 +322,7 @@ def test_text_in_a_picture_stays_as_it_is():
     def draw(axes):
         write_text(axes, 0, 0, odd)
 
-    svg = inline(drawn(draw, 7, 4), "odd", "odd")
+    svg = inline_svg(draw_figure(draw, 7, 4), "odd", "odd")
     assert 'id="x" href="#top" #1a2b3c url(#a) $b_1$ \ufffd' in svg
 
 

@@ -32,7 +32,7 @@ from spalm.memory import describe_memory
 from spalm.planning import Cluster, PlannedMemory, parse_count, plan_memory, print_plan
 from spalm.runs import FinishedRun, HeldOut, Recipe, RowName, read_recipe
 from spalm.settings import described
-from spalm.study import ANALYSES, COUNTS, available, make_request, study, vary_neighbours, write_report
+from spalm.study import ANALYSES, COUNTS, available_analyses, make_request, run_analyses, vary_neighbours, write_report
 
 
 @app.command(name="study")
@@ -54,7 +54,8 @@ def study_(
     """Analyse a finished run: a table, its data, and a picture for each analysis."""
     run = FinishedRun(directory)
     where = out or directory / "study" / split
-    study(make_request(run, split, model, first, length), names or available(run), where, Console())
+    request = make_request(run, split, model, first=first, length=length)
+    run_analyses(request, names or available_analyses(run), where, Console())
     say(f"data and pictures are in {where}")
 
 

@@ -1,8 +1,8 @@
-"""Models in, numbers and pictures out: what a model says of held-out text, perplexities, analyses, the report."""
+"""A finished run in, tables and figures out: the analyses, and a report on one page."""
 
 from spalm.study.analyses.by_neighbours import COUNTS, vary_neighbours
 from spalm.study.analysis import Analysis, AnalysisRequest
-from spalm.study.registry import ANALYSES, available, find_analysis, make_request, study
+from spalm.study.registry import ANALYSES, available_analyses, find_analysis, make_request, run_analyses
 from spalm.study.report import write_report
 
 __all__ = [
@@ -10,10 +10,10 @@ __all__ = [
     "Analysis",
     "AnalysisRequest",
     "COUNTS",
-    "available",
+    "available_analyses",
     "find_analysis",
     "make_request",
-    "study",
+    "run_analyses",
     "vary_neighbours",
     "write_report",
 ]

@@ -1,4 +1,4 @@
-"""What every analysis gives: tables, a caption, and a picture drawn from the same numbers.
+"""The result of an analysis: tables, a caption, and a picture drawn from the same numbers.
 
 NAME.json              all of it
 NAME.csv               a table; NAME-TABLE.csv where there are several
@@ -21,15 +21,17 @@ from rich.table import Table
 from rich.text import Text
 
 from spalm.artifact import write_atomically, write_json
-from spalm.corpus import Split
-from spalm.runs import FinishedRun
-from spalm.study.drawing import drawn, save
+from spalm.runs import FinishedRun, HeldOut, RowName
+from spalm.study.drawing import draw_figure, save_figure
 
 Cell = str | int | float | None
+"""A cell of a table; None is shown as empty."""
 
 
 @dataclass(frozen=True)
 class DataTable:
+    """A table of an analysis."""
+
     columns: list[str]
     rows: list[list[Cell]]
     title: str = ""
@@ -37,22 +39,26 @@ class DataTable:
 
 @dataclass(frozen=True)
 class Analysis:
+    """A finished analysis."""
+
     name: str
     title: str
     caption: str
-    """What is counted, and of what: enough to read the picture without the text around it."""
+    """What is counted: enough to read the picture without the text around it."""
     tables: dict[str, DataTable]
     draw: Callable[[Axes], None]
+    """Draws the picture."""
     size: tuple[float, float] = (7.0, 3.6)
-    """Of the picture, in inches."""
+    """Size of the picture in inches."""
     data: dict[str, Any] = field(default_factory=dict)
-    """Numbers that are in the picture but in no table."""
+    """Numbers that are part of the result but in no table."""
 
     def picture(self) -> Figure:
-        return drawn(self.draw, *self.size)
+        """Returns the picture."""
+        return draw_figure(self.draw, *self.size)
 
     def print(self, console: Console, longest: int = 24) -> None:
-        """To the console; of long tables the beginning."""
+        """Prints the tables and the caption; of long tables the first `longest` rows."""
         for table in self.tables.values():
             shown = Table(title=f"{self.title}: {table.title}" if table.title else self.title, box=box.SIMPLE_HEAD)
             shown.title_justify = "left"
@@ -67,6 +73,7 @@ class Analysis:
         console.print(Text(self.caption, style="dim"))
 
     def write(self, folder: Path) -> None:
+        """Writes the files of the analysis."""
         folder.mkdir(parents=True, exist_ok=True)
         tables = {
             name: {"title": table.title, "columns": table.columns, "rows": table.rows}
@@ -79,40 +86,40 @@ class Analysis:
             csv.writer(text, lineterminator="\n").writerows([table.columns, *table.rows])
             file = f"{self.name}.csv" if len(self.tables) == 1 else f"{self.name}-{name}.csv"
             write_atomically(folder / file, text.getvalue())
-        save(self.picture(), folder / self.name)
+        save_figure(self.picture(), folder / self.name)
 
 
 @dataclass(frozen=True)
 class AnalysisRequest:
-    """What an analysis is to look at."""
+    """The run, split and model that an analysis is to look at."""
 
     run: FinishedRun
-    split: Split = "test"
-    model: str = "spalm"
-    """The model whose long-term memory is looked at."""
+    split: HeldOut = "test"
+    model: RowName = "spalm"
+    """Row whose long-term memory is looked at."""
     passage: np.ndarray | None = None
     """Positions of the passage to show; default: where the memory helped most."""
 
     @property
     def where(self) -> str:
-        """For captions: which text, read how."""
+        """The split and the length of the short-term memory, for captions."""
         return f"{self.split}, M = {self.run.memory_length:,}"
 
     @property
-    def unit_of_tokens(self) -> str:
-        """What is shown of a part of the text: words cannot be told apart there, tokens can."""
+    def token_unit(self) -> str:
+        """Unit for parts of a text: in them tokens can be counted, words cannot."""
         return "bits/token" if self.run.unit == "bits/character" else "perplexity/token"
 
-    def figure_of(self, log_probabilities: np.ndarray) -> float | None:
-        """The mean of some log-probabilities in `unit_of_tokens`; None of none."""
+    def in_token_unit(self, log_probabilities: np.ndarray) -> float | None:
+        """Returns the mean of some log-probabilities in `token_unit`; None if there are none."""
         if not len(log_probabilities):
             return None
         nats = -float(np.mean(log_probabilities, dtype=np.float64))
-        return nats / float(np.log(2)) if self.unit_of_tokens == "bits/token" else float(np.exp(min(nats, 700.0)))
+        return nats / float(np.log(2)) if self.token_unit == "bits/token" else float(np.exp(min(nats, 700.0)))
 
 
 def format_cell(cell: Cell) -> str:
-    """A cell as people read it."""
+    """Returns a cell as it is printed."""
     if cell is None:
         return ""
     if isinstance(cell, float):

@@ -1,4 +1,4 @@
-"""Every analysis by its name, and how a user's wish becomes a call of it."""
+"""All analyses by name, requests for them, and running them."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 from rich.console import Console
 
 from spalm.errors import InputError
-from spalm.runs import FinishedRun, HeldOut
+from spalm.runs import FinishedRun, HeldOut, RowName
 from spalm.runs.passage import passage_of
 from spalm.study.analyses.ablation import ablation_cost
 from spalm.study.analyses.by_neighbours import by_neighbours, existing_variants
@@ -14,12 +14,13 @@ from spalm.study.analyses.curves import training_curves
 from spalm.study.analyses.gates import gate_heatmap, gate_histogram
 from spalm.study.analyses.matches import neighbour_matches
 from spalm.study.analyses.outputs import output_analysis
-from spalm.study.analyses.pairs import pairwise_significance
+from spalm.study.analyses.significance import pairwise_significance
 from spalm.study.analyses.slices import by_frequency, by_position
 from spalm.study.analyses.strips import neighbour_strips
 from spalm.study.analysis import Analysis, AnalysisRequest
 
-ANALYSES: dict[str, Callable[[AnalysisRequest], Analysis]] = {
+AnalysisFunction = Callable[[AnalysisRequest], Analysis]
+ANALYSES: dict[str, AnalysisFunction] = {
     "strips": neighbour_strips,
     "outputs": output_analysis,
     "gates": gate_histogram,
@@ -32,18 +33,20 @@ ANALYSES: dict[str, Callable[[AnalysisRequest], Analysis]] = {
     "ablation": ablation_cost,
     "curves": training_curves,
 }
+"""All analyses, in the order of the report."""
 _LENGTH = 48
+"""Number of tokens of a passage."""
 
 
-def available(run: FinishedRun) -> list[str]:
-    """The analyses that a run has something for: numbers of neighbours are varied only where somebody request for it."""
+def available_analyses(run: FinishedRun) -> list[str]:
+    """Returns the analyses for which a run has data; numbers of neighbours need to have been varied before."""
     return [name for name in ANALYSES if name != "neighbours" or len(existing_variants(run)) > 2]
 
 
 def make_request(
-    run: FinishedRun, split: HeldOut, model: str, first: int | None = None, length: int | None = None
+    run: FinishedRun, split: HeldOut, model: RowName, *, first: int | None = None, length: int | None = None
 ) -> AnalysisRequest:
-    """What a user wants to look at; refuses what the run does not have."""
+    """Returns a request for a passage of `length` tokens from `first` on; refuses what the run does not have."""
     with_memory = [each for each in run.rows if run.result(each)["without_long_term_memory"]]
     if model not in with_memory:
         raise InputError(f"--model {model}: it has no long-term memory; take one of {', '.join(with_memory)}")
@@ -54,16 +57,16 @@ def make_request(
     return AnalysisRequest(run, split, model, passage)
 
 
-def find_analysis(name: str) -> Callable[[AnalysisRequest], Analysis]:
+def find_analysis(name: str) -> AnalysisFunction:
     """Returns an analysis by its name."""
     if name not in ANALYSES:
         raise InputError(f"there is no analysis {name!r}; take of {', '.join(ANALYSES)}")
     return ANALYSES[name]
 
 
-def study(request: AnalysisRequest, names: list[str], folder: Path, console: Console) -> None:
+def run_analyses(request: AnalysisRequest, names: list[str], folder: Path, console: Console) -> None:
     """Makes some analyses, prints them and writes their files."""
-    for analysis in [find_analysis(name) for name in names]:
-        found = analysis(request)
+    for analyse in [find_analysis(name) for name in names]:  # refuses a wrong name before any is made
+        found = analyse(request)
         found.print(console)
         found.write(folder)

@@ -18,31 +18,37 @@ import spalm
 from spalm.artifact import MANIFEST, Artifact, write_atomically
 from spalm.console import bar
 from spalm.corpus import token_in_text, visible_token
-from spalm.runs import FinishedRun
+from spalm.runs import REFERENCE_ROW, FinishedRun, RowName
 from spalm.runs.passage import retrieved_tokens
 from spalm.study.analysis import Analysis, AnalysisRequest, format_cell
-from spalm.study.drawing import inline
-from spalm.study.registry import ANALYSES, available
+from spalm.study.drawing import inline_svg
+from spalm.study.registry import ANALYSES, available_analyses
 
-FILE = "report.html"
+REPORT_FILE = "report.html"
+"""Name of the page, and of its template."""
 _LENGTH = 160
-"""Tokens of a passage."""
+"""Number of tokens of a passage."""
+
+
+_COMPARED: tuple[RowName, RowName] = ("spalm", REFERENCE_ROW)
+"""Rows whose difference colours the passages."""
 
 
 @dataclass(frozen=True)
-class Piece:
+class ColouredToken:
     """A token of a coloured passage."""
 
     text: str
     colour: str
-    """A class of the page's style: how much the memory helped or harmed."""
+    """Class in the page's style sheet: how much the memory helped or harmed."""
     title: str
+    """Text that is shown when the mouse is over the token."""
 
 
 def write_report(run: FinishedRun, folder: Path) -> Path:
     """Makes every analysis of a run, keeps its files below `folder`, and writes the page beside them."""
     found: list[Analysis] = []
-    names = available(run)
+    names = available_analyses(run)
     with bar("study", len(names)) as progress:
         for name in names:
             progress.say(name)
@@ -51,7 +57,7 @@ def write_report(run: FinishedRun, folder: Path) -> Path:
             progress.advance()
     page = (
         _environment()
-        .get_template("report.html")
+        .get_template(REPORT_FILE)
         .render(
             title=run.title,
             version=spalm.__version__,
@@ -59,42 +65,43 @@ def write_report(run: FinishedRun, folder: Path) -> Path:
             unit=run.unit,
             notes=_notes(run),
             analyses=[
-                (each, Markup(inline(each.picture(), f"{each.title}. {each.caption}", each.name))) for each in found
+                (each, Markup(inline_svg(each.picture(), f"{each.title}. {each.caption}", each.name))) for each in found
             ],
             passages=[_passage(run, rows) for rows in _passages(run)],
             settings=yaml.safe_dump(run.recipe.as_json(), sort_keys=False, allow_unicode=True),
             digests=_digests(run),
         )
     )
-    path = folder / FILE
+    path = folder / REPORT_FILE
     write_atomically(path, page)
     return path
 
 
 def _environment() -> jinja2.Environment:
-    """Whatever comes from a corpus is text: everything is escaped unless it is our own picture."""
+    """Returns the templates' environment. Everything is escaped but our own pictures: a corpus may hold any text."""
     templates = str(resources.files("spalm.study"))
-    made = jinja2.Environment(
+    environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(templates), autoescape=True, undefined=jinja2.StrictUndefined,
         trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
-    made.filters["cell"] = format_cell
-    return made
+    environment.filters["cell"] = format_cell
+    return environment
 
 
 def _results(run: FinishedRun) -> list[dict[str, Any]]:
-    """The rows with the paper's figures beside ours, and each against transformer-XL."""
+    """Returns the rows with the paper's figures, and each row's change against transformer-XL in percent."""
     paper = {(row.model, row.memory_length): row for row in run.recipe.paper}
-    reference = {row["memory_length"]: row["test"] for row in run.results if row["model"] == "transformer-xl"}
+    reference = {row["memory_length"]: row["test"] for row in run.results if row["model"] == REFERENCE_ROW}
     found = []
     for row in run.results:
         base = reference.get(row["memory_length"])
-        against = None if base is None or row["model"] == "transformer-xl" else 100 * (row["test"] / base - 1)
+        against = None if base is None or row["model"] == REFERENCE_ROW else 100 * (row["test"] / base - 1)
         found.append({**row, "against": against, "paper": paper.get((row["model"], row["memory_length"]))})
     return found
 
 
 def _notes(run: FinishedRun) -> list[str]:
+    """Returns the lines below the results."""
     training, network, splits = run.recipe.training, run.recipe.network, run.corpus.facts["splits"]
     more = "The memory holds texts besides the training text: these are not the static figures of the corpus."
     return [
@@ -109,8 +116,9 @@ def _notes(run: FinishedRun) -> list[str]:
 
 
 def _passages(run: FinishedRun) -> list[np.ndarray]:
-    """Passages of test that do not overlap: where SPALM gained most, an ordinary one, and where it lost most."""
-    gain = run.log_probabilities("spalm", "test") - run.log_probabilities("transformer-xl", "test")
+    """Returns passages of test: where SPALM gained most, where it gained the median, and where it lost most."""
+    with_memory, without = (run.log_probabilities(row, "test") for row in _COMPARED)
+    gain = with_memory - without
     text = run.corpus.split("test")
     places = [
         np.arange(start, min(start + _LENGTH, end))
@@ -122,16 +130,17 @@ def _passages(run: FinishedRun) -> list[np.ndarray]:
 
 
 def _passage(run: FinishedRun, rows: np.ndarray) -> dict[str, Any]:
+    """Returns a passage as coloured tokens."""
     text, tokeniser = run.corpus.split("test"), run.corpus.tokeniser
-    with_memory, without = (run.log_probabilities(model, "test")[rows] for model in ("spalm", "transformer-xl"))
+    with_memory, without = (run.log_probabilities(row, "test")[rows] for row in _COMPARED)
     gates = np.asarray(run.records("spalm").of("test", "gate")[rows], np.float32).mean(-1)
     retrieved = retrieved_tokens(run.records("spalm"), "test", rows, run.memory.entries())
-    pieces = []
+    tokens = []
     for number, target in enumerate(text.targets(rows).tolist()):
         gain = with_memory[number] - without[number]
         near = "  ".join(visible_token(tokeniser, token) for token in retrieved[number])
-        pieces.append(
-            Piece(
+        tokens.append(
+            ColouredToken(
                 token_in_text(tokeniser, target) + tokeniser.separator,
                 _colour(gain),
                 f"transformer-xl {math.exp(without[number]):.3f}, spalm {math.exp(with_memory[number]):.3f} "
@@ -140,17 +149,17 @@ def _passage(run: FinishedRun, rows: np.ndarray) -> dict[str, Any]:
         )
     document, offset = text.document_of(int(rows[0]))
     gained = float((with_memory - without).mean())
-    return {"document": document, "offset": offset, "pieces": pieces, "gained": gained}
+    return {"document": document, "offset": offset, "tokens": tokens, "gained": gained}
 
 
 def _colour(gain: float) -> str:
-    """Steps of half a nat, up to two."""
+    """Returns the colour of a gain, in steps of half a nat up to two nats."""
     step = min(4, int(abs(gain) / 0.5))
     return "" if not step else f"{'gain' if gain > 0 else 'loss'}{step}"
 
 
 def _digests(run: FinishedRun) -> list[tuple[str, str, str]]:
-    """Every stage of the run: its folder, what it is, and the digest that stands for its bytes."""
+    """Returns the folder, kind and digest of every stage of the run."""
     found = []
     for path in sorted(run.directory.rglob(MANIFEST)):
         name = str(path.parent.relative_to(run.directory))

@@ -1,1 +1,1 @@
-"""study.analyses."""
+"""The analyses, a module for each or for a few that belong together."""

@@ -1,6 +1,7 @@
-"""What it costs to take the long-term memory away."""
+"""The cost of taking the long-term memory away."""
 
 import math
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -11,7 +12,7 @@ from spalm.study.drawing import COLOURS
 
 
 def ablation_cost(request: AnalysisRequest) -> Analysis:
-    """Every model with and without its long-term memory."""
+    """Compares every model with itself without its long-term memory."""
     run, split, text = request.run, request.split, request.run.corpus.split(request.split)
     rows: list[list[Cell]] = []
     for model in run.rows:
@@ -30,7 +31,7 @@ def ablation_cost(request: AnalysisRequest) -> Analysis:
     )
 
 
-def _draw_ablation(axes: Axes, rows: list[list[Cell]], unit: str) -> None:
+def _draw_ablation(axes: Axes, rows: list[list[Any]], unit: str) -> None:
     places = np.arange(len(rows))
     axes.bar(places - 0.2, [row[1] for row in rows], 0.38, label="with memory", color=COLOURS[0])
     axes.bar(places + 0.2, [row[2] or math.nan for row in rows], 0.38, label="without", color=COLOURS[1])

@@ -1,13 +1,14 @@
-"""Perplexity by number of neighbours (the paper's table 5), in two ways that are told apart:
+"""Perplexity by number of neighbours (the paper's table 5), in two ways:
 
 - retrained: for each number a SPALM is trained with it, as in the paper. Hours at the paper's size;
 - at test only: the run's own SPALM is given more or fewer neighbours than it was trained with. Minutes.
 
-Records are kept below the run, so what was made once is not made again.
+Records are kept below the folder of the run and not made again.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from matplotlib.axes import Axes
 
@@ -15,17 +16,17 @@ from spalm.artifact import Artifact
 from spalm.compute import Execution
 from spalm.memory import encoder_of
 from spalm.neighbours import NeighbourTable, find_neighbours
-from spalm.runs import FinishedRun, Records
+from spalm.runs import KEY_NETWORK, FinishedRun, Records
 from spalm.runs.evaluation import Evaluation, evaluate_model, in_all_units
 from spalm.semiparametric import TrainedSpalm, train_spalm
 from spalm.study.analysis import Analysis, AnalysisRequest, Cell, DataTable
 from spalm.study.drawing import COLOURS
 
 COUNTS = (1, 2, 4, 8, 16)
-"""The paper's."""
+"""Numbers of neighbours in the paper's table."""
 _FOLDER = "by-neighbours"
 _PAPER = {1: 18.0, 2: 18.0, 4: 17.9, 8: 18.2, 16: 18.4}
-"""Its perplexity on WikiText-103 dev."""
+"""The paper's perplexity on WikiText-103 dev, by number of neighbours."""
 
 
 @dataclass(frozen=True)
@@ -33,27 +34,29 @@ class NeighbourVariant:
     """A number of neighbours, and whether SPALM was trained with it."""
 
     count: int
-    retrained: bool
+    retrained: bool = field(kw_only=True)
 
     def model(self, run: FinishedRun) -> Path:
+        """Returns the folder of the trained SPALM."""
         return run.directory / _FOLDER / f"retrained-{self.count}" if self.retrained else run.directory / "spalm"
 
     def records(self, run: FinishedRun) -> Path:
+        """Returns the folder of the records."""
         return run.directory / _FOLDER / f"{'retrained' if self.retrained else 'at-test'}-{self.count}-records"
 
 
 def vary_neighbours(run: FinishedRun, counts: tuple[int, ...], execution: Execution, *, retrain: bool) -> None:
     """Makes the records for these numbers of neighbours, at test only or by training anew."""
     table = _wide_table(run, max(counts), execution, for_training=retrain)
-    for varied in (NeighbourVariant(count, retrain) for count in counts):
-        model = _retrained(run, varied, table, execution) if retrain else run.network("spalm")
-        settings = run.recipe.evaluation.model_copy(update={"neighbours": varied.count})
+    for variant in (NeighbourVariant(count, retrained=retrain) for count in counts):
+        model = _retrained(run, variant, table, execution) if retrain else run.network("spalm")
+        settings = run.recipe.evaluation.model_copy(update={"neighbours": variant.count})
         evaluation = Evaluation(settings, run.memory_length, table)
-        evaluate_model(model, run.corpus, evaluation, varied.records(run), execution)
+        evaluate_model(model, run.corpus, evaluation, variant.records(run), execution)
 
 
 def _wide_table(run: FinishedRun, count: int, execution: Execution, *, for_training: bool) -> NeighbourTable:
-    """The neighbours of every position, at least `count` of them where they are needed."""
+    """Returns the neighbours of every position, at least `count` of them where they are needed."""
     settings = run.recipe.neighbours
     wider = settings.model_copy(
         update={
@@ -63,22 +66,25 @@ def _wide_table(run: FinishedRun, count: int, execution: Execution, *, for_train
     )
     if wider == settings:
         return run.neighbours
-    encoder = encoder_of(run.network("transformer"), run.recipe.memory, execution.hardware.prepare)
+    encoder = encoder_of(run.network(KEY_NETWORK), run.recipe.memory, execution.hardware.prepare)
     where = run.directory / _FOLDER / "neighbours"
     return find_neighbours(run.memory, encoder, run.corpus, wider, where, execution=execution)
 
 
-def _retrained(run: FinishedRun, varied: NeighbourVariant, table: NeighbourTable, execution: Execution) -> TrainedSpalm:
+def _retrained(
+    run: FinishedRun, variant: NeighbourVariant, table: NeighbourTable, execution: Execution
+) -> TrainedSpalm:
+    """Trains a SPALM with another number of neighbours, as the run's own was trained."""
     settings = run.network("spalm").model_settings
-    gate = settings.spalm.gate.model_copy(update={"neighbours": varied.count})
+    gate = settings.spalm.gate.model_copy(update={"neighbours": variant.count})
     settings = settings.model_copy(update={"spalm": settings.spalm.model_copy(update={"gate": gate})})
     start = run.network("transformer-xl") if settings.first_step else None
-    return train_spalm(settings, start, run.corpus, table, varied.model(run), execution)
+    return train_spalm(settings, start, run.corpus, table, directory=variant.model(run), execution=execution)
 
 
 def existing_variants(run: FinishedRun) -> dict[NeighbourVariant, Records]:
-    """What there is to compare: the run's own SPALM, and what was varied since, as long as the run is the same."""
-    trained_with = run.network("spalm").model_settings.spalm.gate.neighbours
+    """Returns the run's own SPALM and the variants made from it since; not those made before the run changed."""
+    trained_with = run.network("spalm").model_settings.spalm.gate.attended
     own = run.records("spalm")
     tested_with = trained_with if own.settings["neighbours"] is None else own.settings["neighbours"]
     found = {NeighbourVariant(tested_with, retrained=False): own}
@@ -86,20 +92,21 @@ def existing_variants(run: FinishedRun) -> dict[NeighbourVariant, Records]:
         found[NeighbourVariant(tested_with, retrained=True)] = own
     for path in sorted((run.directory / _FOLDER).glob("*-records/manifest.json")):
         kind, count = path.parent.name.removesuffix("-records").rsplit("-", 1)
-        varied, records = NeighbourVariant(int(count), kind == "retrained"), Records(path.parent)
-        model = Artifact(varied.model(run))
+        variant, records = NeighbourVariant(int(count), retrained=kind == "retrained"), Records(path.parent)
+        model = Artifact(variant.model(run))
         of_this_run = model.manifest["parents"].get("start") == run.network("spalm").manifest["parents"].get("start")
         same = records.manifest["parents"]["model"] == model.digest and of_this_run
         if same and records.settings["memory_length"] == run.memory_length:
-            found[varied] = records
+            found[variant] = records
     return found
 
 
 def by_neighbours(request: AnalysisRequest) -> Analysis:
+    """Compares the numbers of neighbours that were tried, retrained and at test only."""
     run, text = request.run, request.run.corpus.split(request.split)
     values = {
-        varied: in_all_units(records.log_probabilities(request.split), text)[run.unit]
-        for varied, records in existing_variants(run).items()
+        variant: in_all_units(records.log_probabilities(request.split), text)[run.unit]
+        for variant, records in existing_variants(run).items()
     }
     paper = _PAPER if run.recipe.paper and run.unit == "perplexity/word" else {}
     rows: list[list[Cell]] = [
@@ -109,7 +116,7 @@ def by_neighbours(request: AnalysisRequest) -> Analysis:
             values.get(NeighbourVariant(count, retrained=False)),
             *([paper.get(count)] if paper else []),
         ]
-        for count in sorted({varied.count for varied in values})
+        for count in sorted({variant.count for variant in values})
     ]
     own = run.network("spalm").model_settings.spalm.gate.neighbours
     return Analysis(
@@ -123,7 +130,7 @@ def by_neighbours(request: AnalysisRequest) -> Analysis:
     )
 
 
-def _draw(axes: Axes, rows: list[list[Cell]], unit: str) -> None:
+def _draw(axes: Axes, rows: list[list[Any]], unit: str) -> None:
     for number, label in ((1, "retrained"), (2, "at test only")):
         points = [(place, row[number]) for place, row in enumerate(rows) if row[number] is not None]
         if points:

@@ -1,6 +1,7 @@
-"""How the models were trained."""
+"""Training curves."""
 
 import json
+from typing import Any
 
 from matplotlib.axes import Axes
 
@@ -11,7 +12,7 @@ from spalm.study.drawing import COLOURS
 
 
 def training_curves(request: AnalysisRequest) -> Analysis:
-    """The losses of the models that were trained, from their logs."""
+    """Shows the losses of the trained networks, from their logs."""
     points: dict[str, dict[str, list[list[float]]]] = {}
     rows: list[list[Cell]] = []
     for model in NETWORKS:
@@ -35,7 +36,11 @@ def training_curves(request: AnalysisRequest) -> Analysis:
 
 def _draw_curves(axes: Axes, points: dict) -> None:
     for number, (model, series) in enumerate(points.items()):
-        for name, style in (("train", {"lw": 0.8, "alpha": 0.5}), ("dev", {"marker": "o", "ms": 4, "label": model})):
+        styles: dict[str, dict[str, Any]] = {
+            "train": {"lw": 0.8, "alpha": 0.5},
+            "dev": {"marker": "o", "ms": 4, "label": model},
+        }
+        for name, style in styles.items():
             if series[name]:
                 axes.plot(*zip(*series[name]), color=COLOURS[number], **style)
     axes.set_xlabel("step")

@@ -1,4 +1,4 @@
-"""The gate's values (the paper's section 5.3): near 1 the prediction is the network's, near 0 the memory's."""
+"""Values of the gate (the paper's section 5.3): near 1 the prediction is the network's, near 0 the memory's."""
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -6,14 +6,18 @@ from matplotlib.axes import Axes
 from spalm.corpus import visible_token
 from spalm.runs.passage import passage_of
 from spalm.study.analysis import Analysis, AnalysisRequest, Cell, DataTable
-from spalm.study.drawing import COLOURS, plain
+from spalm.study.drawing import COLOURS, printable
 
 _BINS = 40
+"""Bins of the histogram."""
 _TOKENS = 32
+"""Number of tokens in the heatmap."""
 _DIMENSIONS = 64
+"""Number of dimensions in the heatmap."""
 
 
 def gate_histogram(request: AnalysisRequest) -> Analysis:
+    """Counts the gate's values at all positions."""
     gates = request.run.records("spalm").of(request.split, "gate")
     edges = np.linspace(0, 1, _BINS + 1)
     counts, total = np.zeros(_BINS, np.int64), 0.0
@@ -31,8 +35,8 @@ def gate_histogram(request: AnalysisRequest) -> Analysis:
     return Analysis(
         "gates",
         "Values of the gate",
-        f"g of SPALM ({request.where}), {dimensions}; mean {mean:.3f}. At 1 the prediction is the network's alone, at 0 "
-        "the memory's.",
+        f"g of SPALM ({request.where}), {dimensions}; mean {mean:.3f}. At 1 the prediction is the network's alone, at "
+        "0 the memory's.",
         {"histogram": DataTable(["from", "to", "values", "share"], rows)},
         lambda axes: _draw_histogram(axes, edges, shares, mean),
         data={"split": request.split, "mean": mean},
@@ -49,6 +53,7 @@ def _draw_histogram(axes: Axes, edges: np.ndarray, shares: np.ndarray, mean: flo
 
 
 def gate_heatmap(request: AnalysisRequest) -> Analysis:
+    """Shows the gate's values token by token in a passage."""
     run, split = request.run, request.split
     rows = request.passage if request.passage is not None else passage_of(run, split, _TOKENS)
     gates = np.asarray(run.records("spalm").of(split, "gate")[rows], np.float32)
@@ -80,7 +85,7 @@ def gate_heatmap(request: AnalysisRequest) -> Analysis:
 
 def _draw_heatmap(axes: Axes, gates: np.ndarray, tokens: list[str]) -> None:
     image = axes.imshow(gates, cmap="RdBu", vmin=0, vmax=1, aspect="auto", interpolation="nearest")
-    axes.set_yticks(range(len(tokens)), [plain(token) for token in tokens], fontsize=7, parse_math=False)
+    axes.set_yticks(range(len(tokens)), [printable(token) for token in tokens], fontsize=7, parse_math=False)
     axes.set_xticks([])
     axes.set_xlabel("dimensions of g")
     axes.figure.colorbar(image, ax=axes, shrink=0.4, aspect=12)

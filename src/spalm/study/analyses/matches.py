@@ -5,15 +5,15 @@ from matplotlib.axes import Axes
 
 from spalm.corpus import SPLITS, Split
 from spalm.study.analysis import Analysis, AnalysisRequest, Cell, DataTable
-from spalm.study.drawing import COLOURS, powers_of_two
+from spalm.study.drawing import COLOURS, set_log2_axis
 
 _CELLS = 1 << 19
-"""Neighbours that are looked at together."""
+"""Number of neighbours that are looked at at a time."""
 
 
 def neighbour_matches(request: AnalysisRequest) -> Analysis:
-    """How often a neighbour's token is the one that comes, by rank, on train, dev and test."""
-    shares = {split: _matches(request, split) for split in SPLITS}
+    """Counts how often the token of a neighbour is the one that comes, by rank, on train, dev and test."""
+    shares: dict[Split, list[float | None]] = {split: _matches(request, split) for split in SPLITS}
     ranks = max(map(len, shares.values()))
     rows: list[list[Cell]] = [
         [rank + 1, *(shares[split][rank] if rank < len(shares[split]) else None for split in SPLITS)]
@@ -30,7 +30,7 @@ def neighbour_matches(request: AnalysisRequest) -> Analysis:
 
 
 def _matches(request: AnalysisRequest, split: Split) -> list[float | None]:
-    """By rank, among the positions that have a neighbour of that rank."""
+    """Returns the share of right neighbours by rank, among the positions that have a neighbour of that rank."""
     run, text = request.run, request.run.corpus.split(split)
     entries = run.memory.entries()
     right = there = np.zeros(run.neighbours.array(f"{split}.ids").shape[1], np.int64)
@@ -44,10 +44,9 @@ def _matches(request: AnalysisRequest, split: Split) -> list[float | None]:
 
 def _draw_matches(axes: Axes, shares: dict[Split, list[float | None]]) -> None:
     for number, (split, values) in enumerate(shares.items()):
-        ranks = [rank for rank, value in enumerate(values) if value is not None]
-        shown = [100 * values[rank] for rank in ranks]
-        axes.plot([rank + 1 for rank in ranks], shown, "o-", ms=3, lw=1.2, label=split, color=COLOURS[number])
-    powers_of_two(axes, [2**power for power in range(max(map(len, shares.values())).bit_length())])
+        percent = {rank + 1: 100 * value for rank, value in enumerate(values) if value is not None}
+        axes.plot([*percent], [*percent.values()], "o-", ms=3, lw=1.2, label=split, color=COLOURS[number])
+    set_log2_axis(axes, [2**power for power in range(max(map(len, shares.values())).bit_length())])
     axes.set_xlabel("rank of the neighbour")
     axes.set_ylabel("% right")
     axes.set_ylim(bottom=0)

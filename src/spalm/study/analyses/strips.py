@@ -1,5 +1,7 @@
 """Neighbour strips (the paper's figures 2 and 3): a passage, and below each token what the memory proposed for it."""
 
+from typing import Any
+
 from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 
@@ -9,15 +11,18 @@ from spalm.study.analysis import Analysis, AnalysisRequest, DataTable
 from spalm.study.drawing import HIT, write_text
 
 Lines = list[list[str | None]]
-"""Of each token: what it is, and what was proposed; None where there are fewer neighbours."""
+"""For each token: the token itself and the tokens of its neighbours; None where there are fewer neighbours."""
 
 _WORDS = 48
+"""Number of tokens in the passage."""
 _CHARACTERS = 96
+"""The same where tokens are characters."""
 _LINE = 72
-"""Letters of a line of the picture."""
+"""Number of characters in a line of the picture."""
 
 
 def neighbour_strips(request: AnalysisRequest) -> Analysis:
+    """Shows a passage with the tokens that its neighbours proposed."""
     run, split = request.run, request.split
     text, tokeniser = run.corpus.split(split), run.corpus.tokeniser
     characters = run.unit == "bits/character"
@@ -56,11 +61,12 @@ def neighbour_strips(request: AnalysisRequest) -> Analysis:
 
 
 def _widths(lines: Lines) -> list[float]:
+    """Returns the width of each token's column, in characters."""
     return [max(len(cell) for cell in line if cell is not None) + 1.0 for line in lines]
 
 
 def _layout(lines: Lines) -> list[tuple[int, int]]:
-    """Which tokens stand on which line of the picture."""
+    """Returns the first and last token, exclusive, of each line of the picture."""
     found, start, used = [], 0, 0.0
     for number, width in enumerate(_widths(lines)):
         if used + width > _LINE and number > start:
@@ -78,18 +84,18 @@ def _draw(axes: Axes, lines: Lines, hits: list[list[bool]], layout: list[tuple[i
     for number, (start, stop) in enumerate(layout):
         x, top = 0.0, number * (count + 1.7)
         for column in range(start, stop):
-            _column(axes, x, top, widths[column], lines[column], hits[column])
+            _draw_column(axes, lines[column], hits[column], x=x, top=top, width=widths[column])
             x += widths[column]
 
 
-def _column(axes: Axes, x: float, top: float, width: float, line: list[str | None], hits: list[bool]) -> None:
-    about = {"ha": "center", "va": "center", "family": "monospace", "fontsize": 8}
+def _draw_column(axes: Axes, line: list[str | None], hits: list[bool], *, x: float, top: float, width: float) -> None:
+    style: dict[str, Any] = {"ha": "center", "va": "center", "family": "monospace", "fontsize": 8}
     middle = x + width / 2
-    write_text(axes, middle, top + 0.5, line[0], weight="bold", **about)
+    write_text(axes, middle, top + 0.5, line[0] or "", weight="bold", **style)
     for rank, token in enumerate(line[1:]):
         if token is None:
             continue
         right = hits[rank]
         if right:
             axes.add_patch(Rectangle((x + 0.15, top + rank + 1.05), width - 0.3, 0.9, color=HIT, alpha=0.3, lw=0))
-        write_text(axes, middle, top + rank + 1.5, token, alpha=1.0 if right else 0.6, **about)
+        write_text(axes, middle, top + rank + 1.5, token, alpha=1.0 if right else 0.6, **style)

@@ -1,4 +1,7 @@
-"""Every model against every other."""
+"""Significance of the difference between every two models."""
+
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -9,7 +12,7 @@ from spalm.study.drawing import write_text
 
 
 def pairwise_significance(request: AnalysisRequest) -> Analysis:
-    """Wilcoxon's signed-rank test between every two models."""
+    """Makes Wilcoxon's signed-rank test between every two models."""
     models = request.run.rows
     values = {model: request.run.log_probabilities(model, request.split) for model in models}
     rows: list[list[Cell]] = []
@@ -30,7 +33,7 @@ def pairwise_significance(request: AnalysisRequest) -> Analysis:
     )
 
 
-def _draw_pairs(axes: Axes, models: list[str], rows: list[list[Cell]]) -> None:
+def _draw_pairs(axes: Axes, models: Sequence[str], rows: list[list[Any]]) -> None:
     gains = np.zeros((len(models), len(models)))
     for one, other, gain, p in rows:
         i, j = models.index(one), models.index(other)
