@@ -94,13 +94,24 @@ def test_not_utf8_names_the_document(text_folder, tmp_path):
     build_corpus(settings(text_folder, "bytes", None), tmp_path / "bytes")
 
 
+def test_a_single_file_is_said_to_be_cut(tmp_path, capsys):
+    (tmp_path / "book.txt").write_text("".join(f"line {i:03d} of the book\n" for i in range(300)))
+    corpus = build_corpus(settings(tmp_path / "book.txt"), tmp_path / "c")
+    said = [line for line in capsys.readouterr().err.splitlines() if "cut by position" in line]
+    assert len(said) == 1
+    assert corpus.split("dev").names == ["book.txt (dev)"]
+    assert corpus.split("train").words == 270 * 6
+
+
 @pytest.mark.slow
-def test_killed_at_random_moments_it_resumes_to_the_same_bytes(tmp_path):
+@pytest.mark.parametrize("files", [60, 1])
+def test_killed_at_random_moments_it_resumes_to_the_same_bytes(tmp_path, files):
     folder = tmp_path / "text"
     folder.mkdir()
     random = np.random.default_rng(0)
     for index in range(60):
-        (folder / f"{index:02d}.txt").write_text(" ".join(map(str, random.integers(0, 5000, 30_000))) + "\n")
+        with (folder / f"{index % files:02d}.txt").open("a") as file:
+            file.write(" ".join(map(str, random.integers(0, 5000, 30_000))) + "\n")
     expected = build_corpus(settings(folder), tmp_path / "whole")
     code = (
         "import sys; from pathlib import Path; from spalm.corpus import build, CorpusSettings\n"

@@ -119,6 +119,52 @@ def test_files_named_after_splits_are_the_splits(tmp_path):
     assert read(found, "train") == {"train.txt": b"train\n"}
 
 
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_single_file_is_cut_by_position_at_line_ends(tmp_path, packed):
+    text = "".join(f"{'word ' * (i % 7)}line {i}\n" for i in range(500)).encode()
+    name = "book.txt.gz" if packed else "book.txt"
+    (tmp_path / name).write_bytes(gzip.compress(text) if packed else text)
+    found = source(kind="text", path=str(tmp_path / name), dev_share=0.1, test_share=0.2)
+    splits = {split: read(found, split) for split in ("train", "dev", "test")}
+    assert [list(documents) for documents in splits.values()] == [
+        [f"{name} ({split})"] for split in ("train", "dev", "test")
+    ]
+    parts = [b"".join(documents.values()) for documents in splits.values()]
+    assert b"".join(parts) == text
+    assert all(part.endswith(b"\n") for part in parts)
+    for part, share in zip(parts, (0.7, 0.1, 0.2)):
+        assert abs(len(part) - share * len(text)) < 50
+    assert "1 document(s) are too few" in found.split_notice()
+    assert "70% train, 10% dev, 20% test" in found.split_notice()
+
+
+def test_two_files_are_cut_each_and_one_of_a_few_lines_is_for_training(tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.txt").write_text("".join(f"{name} {i}\n" for i in range(100)))
+    found = source(kind="text", path=str(tmp_path))
+    assert list(read(found, "dev")) == ["a.txt (dev)", "b.txt (dev)"]
+    (tmp_path / "b.txt").write_text("two\nlines\n")
+    assert list(read(found, "train")) == ["a.txt (train)", "b.txt"]
+    assert list(read(found, "test")) == ["a.txt (test)"]
+    (tmp_path / "c.txt").write_text("three\n")
+    assert found.split_notice() is None
+    assert sorted(name for split in ("train", "dev", "test") for name in read(found, split)) == [
+        "a.txt",
+        "b.txt",
+        "c.txt",
+    ]
+
+
+def test_one_endless_line_is_cut_at_spaces(tmp_path):
+    text = "wörter ohne ende ".encode() * 200_000
+    (tmp_path / "line.txt").write_bytes(text)
+    found = source(kind="text", path=str(tmp_path))
+    parts = [b"".join(read(found, split).values()) for split in ("train", "dev", "test")]
+    assert b"".join(parts) == text
+    assert all(part.endswith(b" ") for part in parts)
+    assert abs(len(parts[1]) - len(text) / 20) < 50
+
+
 def test_document_start_cuts_files(tmp_path):
     (tmp_path / "wiki.txt").write_text("".join(f"= Title {i} =\nText {i}.\n\n" for i in range(5)))
     found = source(kind="text", path=str(tmp_path), document_start="^= (.*) =$")
@@ -163,7 +209,7 @@ def test_bad_text(tmp_path):
         list(source(kind="text", path=str(tmp_path)).documents("train"))
     (tmp_path / "cut.txt.gz").unlink()
     (tmp_path / "one.txt").write_text("one\n")
-    with pytest.raises(InputError, match=r"1 document\(s\) cannot be split"):
+    with pytest.raises(InputError, match=r"one.txt cannot be split.*too few lines.*train.txt"):
         source(kind="text", path=str(tmp_path)).documents("train")
     (tmp_path / "bad.jsonl").write_text('{"text": "a"}\n{"no": 1}\n')
     with pytest.raises(InputError, match=r"bad.jsonl, line 2"):

@@ -25,12 +25,15 @@ from spalm.attachment.measuring import perplexities, search_curve
 from spalm.attachment.policy import search_threshold
 from spalm.attachment.settings import AttachSettings
 from spalm.compute import Execution
+from spalm.console import say
 from spalm.corpus import Corpus, CorpusSettings, TokeniserSettings, build_corpus
 from spalm.corpus.sources.text_files import TextFiles
 from spalm.lm.pretrained import PretrainedFolder, locate_pretrained
 from spalm.memory import Memory, MemorySettings, open_memory, remember, source_of_split
 from spalm.runs import HELD_OUT
+from spalm.runs.checks import exclusion_notice, resolve_exclusion
 from spalm.semiparametric import Search, open_search
+from spalm.semiparametric.search import OTHER_DOCUMENTS
 from spalm.training.checkpoint import save_tensors
 
 _VERSION = 2
@@ -122,8 +125,15 @@ def _fit_and_measure(
 
 
 def _search_of_training(corpus: Corpus, memory: Memory, settings: AttachSettings, index: Path) -> Search:
-    """Returns a search of the training documents alone, whatever was remembered since."""
+    """Returns a search of the training documents alone, whatever was remembered since.
+
+    Training positions do not find their own document; where nearly all text is one document, their surroundings.
+    """
+    train = corpus.split("train")
     first = memory.first_id(source_of_split(corpus, "train"))
     assert first is not None
     opened = open_search(memory, index, settings.neighbours)
-    return Search(opened.searcher, opened.count, below=first + len(corpus.split("train")))
+    exclusion = resolve_exclusion(OTHER_DOCUMENTS, train)
+    if notice := exclusion_notice(OTHER_DOCUMENTS, exclusion, train):
+        say(notice)
+    return Search(opened.searcher, opened.count, below=first + len(train), exclusion=exclusion)

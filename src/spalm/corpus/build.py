@@ -14,7 +14,7 @@ from pydantic import Field
 
 from spalm import artifact
 from spalm.artifact import Stage
-from spalm.console import Bar, bar
+from spalm.console import Bar, bar, say
 from spalm.corpus.sources.document import PIECE_BYTES, SPLITS, Document, Split
 from spalm.corpus.sources.enwik8 import Enwik8
 from spalm.corpus.sources.text_files import PythonStdlib, TextFiles
@@ -50,12 +50,14 @@ def build_corpus(settings: CorpusSettings, directory: Path, *, restart: bool = F
 
 
 def _fill(settings: CorpusSettings, draft: artifact.Draft) -> tuple[dict, list[str]]:
+    if notice := settings.source.split_notice():
+        say(notice)
     tokeniser = _tokeniser(settings, draft.directory)
     facts = {"vocabulary": tokeniser.size, "splits": {}}
     journal = _Journal(draft.scratch("journal.json"))
     with bar("tokenise", settings.source.text_bytes(), journal.bytes_done()) as progress:
         for split in SPLITS:
-            counts = _tokenise(settings, tokeniser, split, draft, journal, progress)
+            counts = _tokenise(settings, tokeniser, split, draft, journal=journal, progress=progress)
             kept = ("documents", "tokens", "words", "characters")
             facts["splits"][split] = {key: getattr(counts, key) for key in kept}
     return facts, ["tokeniser.json", *(f"{split}.names" for split in SPLITS)]
@@ -163,6 +165,7 @@ def _tokenise(
     tokeniser: Tokeniser,
     split: Split,
     draft: artifact.Draft,
+    *,
     journal: _Journal,
     progress: Bar,
 ) -> _Counts:

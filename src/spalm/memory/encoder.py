@@ -88,6 +88,7 @@ class Encoder(SentByFields):
         stop: int,
         to_keys: Callable[[torch.Tensor], np.ndarray],
         width: int,
+        *,
         progress: ProgressCallback = lambda _: None,
     ) -> np.ndarray:
         """Returns the keys of [start, stop), in order."""

@@ -118,7 +118,7 @@ def remember(
             shards = split_rows(done, len(stream), size)
             # In order: a run that goes on does so after the last.
             for part, digests in in_order(engine.run_parts(writer, shards, progress, threads=engine.threads)):
-                _add_shard(memory, batch, first_id, writer.shard(part), part, digests)
+                _add_shard(memory, batch, first_id, part, shard=writer.shard(part), digests=digests)
                 shown.say(f"{part.last:,} entries of width {memory.width}")
         _publish(memory, batch, first_id, stream)
     return True
@@ -174,11 +174,13 @@ class _ShardWriter(SentByFields):
     def __call__(self, part: JobPart, progress: ProgressCallback) -> tuple[str, str]:
         """Returns the digests of the shard's files."""
         memory, (first, last) = self.memory, (part.first, part.last)
-        keys = self.encoder.keys(self.stream, first, last, memory.keys_of, memory.width, progress)
+        keys = self.encoder.keys(self.stream, first, last, memory.keys_of, memory.width, progress=progress)
         return memory.shards.write(self.shard(part), keys, self.stream.targets(np.arange(first, last)))
 
 
-def _add_shard(memory: Memory, batch: int, first_id: int, shard: int, part: JobPart, digests: tuple[str, str]) -> None:
+def _add_shard(
+    memory: Memory, batch: int, first_id: int, part: JobPart, *, shard: int, digests: tuple[str, str]
+) -> None:
     with memory.catalogue.change() as connection:
         connection.execute("INSERT INTO shards VALUES (?, ?, ?, ?, ?)", [shard, batch, len(part), *digests])
         connection.execute("INSERT INTO extents VALUES (?, 0, ?, ?)", [shard, first_id + part.first, len(part)])

@@ -40,6 +40,11 @@ class EvaluationSettings(Settings):
     """New tokens in each window of one segment when there is no short-term memory; the rest of the window is left
     context. Default: the whole segment."""
 
+    def refuse_long_stride(self, segment: int) -> None:
+        """Refuses a stride that is longer than a window of `segment` tokens."""
+        if self.stride is not None and self.stride > segment:
+            raise InputError(f"evaluation.stride = {self.stride}: windows have {segment} tokens; give at most that")
+
 
 @dataclass(frozen=True)
 class Evaluation:
@@ -76,10 +81,7 @@ def evaluate_model(
             f"{trained.directory} was trained on another corpus than {corpus.directory}; give the one it was trained on"
         )
     network, training = trained.model_settings.network, trained.model_settings.training
-    if settings.stride is not None and settings.stride > training.segment_length:
-        raise InputError(
-            f"evaluation.stride = {settings.stride}: windows have {training.segment_length} tokens; give at most that"
-        )
+    settings.refuse_long_stride(training.segment_length)
     reading = Reading.of(
         network.layers,
         segment=training.segment_length,

@@ -15,7 +15,7 @@ from spalm.corpus import Corpus, Split
 from spalm.errors import InputError
 from spalm.lm import TrainedModel
 from spalm.memory import Memory
-from spalm.neighbours import NeighbourTable
+from spalm.neighbours import NeighbourSettings, NeighbourTable
 from spalm.runs.evaluation import Unit
 from spalm.runs.recipe import Recipe
 from spalm.runs.records import Records
@@ -79,6 +79,11 @@ class FinishedRun:
     def neighbours(self) -> NeighbourTable:
         """The neighbours of every position."""
         return NeighbourTable(self.directory / "neighbours", self.memory)
+
+    @property
+    def neighbour_settings(self) -> NeighbourSettings:
+        """The settings with which the neighbours were found: the recipe's, resolved for the text."""
+        return NeighbourSettings.parse(self.neighbours.settings, str(self.neighbours.directory))
 
     @overload
     def network(self, name: Literal["spalm"]) -> TrainedSpalm: ...

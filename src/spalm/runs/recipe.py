@@ -75,6 +75,14 @@ class Recipe(Settings):
                 )
         return self
 
+    @model_validator(mode="after")
+    def _strides_within_a_segment(self) -> "Recipe":
+        """Refuses windows that leave out tokens."""
+        segment = self.training.segment_length
+        self.memory.stride_in(segment)
+        self.evaluation.refuse_long_stride(segment)
+        return self
+
     @property
     def transformer(self) -> ModelSettings:
         """Settings of the vanilla transformer: no short-term memory."""

@@ -11,10 +11,12 @@ from rich.console import Console
 
 from spalm.artifact import write_atomically
 from spalm.compute import Execution
+from spalm.console import say
 from spalm.corpus import Corpus, build_corpus, tokenise_files
 from spalm.lm import TrainedModel, train_model
 from spalm.memory import Encoder, Memory, encoder_of, open_memory, remember, source_of_split, source_of_text
-from spalm.neighbours import NeighbourTable, find_neighbours
+from spalm.neighbours import NeighbourSettings, NeighbourTable, find_neighbours
+from spalm.runs.checks import exclusion_notice, refuse_unless_trainable, resolve_exclusion
 from spalm.runs.evaluation import Evaluation, evaluate_model
 from spalm.runs.finished import RECIPE
 from spalm.runs.mixtures import mix_adaptively, mix_knn
@@ -51,6 +53,7 @@ class Run:
     def everything(self, console: Console) -> None:
         """Carries out all stages, in order, and prints the table. Ranks train together; the first does the rest."""
         self.corpus  # noqa: B018
+        self.neighbour_settings  # noqa: B018
         self.network("transformer")
         self.network("transformer-xl")
         self.neighbours  # noqa: B018
@@ -66,6 +69,17 @@ class Run:
             lambda: build_corpus(self.recipe.corpus, where, restart=restart), lambda: Corpus(where)
         )
 
+    @cached_property
+    def neighbour_settings(self) -> NeighbourSettings:
+        """The recipe's settings of neighbours, with an exclusion that suits the text. Refuses a text too short."""
+        refuse_unless_trainable(self.recipe, self.corpus)
+        train, wanted = self.corpus.split("train"), self.recipe.neighbours
+        resolved = resolve_exclusion(wanted, train)
+        notice = exclusion_notice(wanted, resolved, train)
+        if notice and self.execution.hardware.ranks.is_first:
+            say(f"{notice} (neighbours.document=false, neighbours.window={resolved.window})")
+        return resolved
+
     @overload
     def network(self, name: Literal["transformer", "transformer-xl"]) -> TrainedModel: ...
     @overload
@@ -78,6 +92,7 @@ class Run:
 
     def _train(self, name: NetworkName) -> TrainedModel | TrainedSpalm:
         where, recipe = self.directory / name, self.recipe
+        self.neighbour_settings  # noqa: B018 - refuses now what could not be finished
         if name == "transformer":
             return train_model(recipe.transformer, self.corpus, where, self.execution)
         if name == "transformer-xl":
@@ -109,7 +124,7 @@ class Run:
     @cached_property
     def neighbours(self) -> NeighbourTable:
         """The neighbours of every training, dev and test position."""
-        where, settings = self.directory / "neighbours", self.recipe.neighbours
+        where, settings = self.directory / "neighbours", self.neighbour_settings
         self.network(KEY_NETWORK)  # all ranks train it, the first alone searches
 
         def find() -> NeighbourTable:

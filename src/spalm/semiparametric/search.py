@@ -18,6 +18,9 @@ _QUERIES = 64
 _FEW = 2000
 """Number of entries up to which exact search is faster than an index."""
 
+OTHER_DOCUMENTS = Exclusion(document=True)
+"""Exclusion of everything that stands in a query's own document."""
+
 
 @dataclass(frozen=True)
 class Search:
@@ -28,17 +31,19 @@ class Search:
     """Number of neighbours of each key."""
     below: int | None = None
     """Find only entries with lower ids than this."""
+    exclusion: Exclusion = OTHER_DOCUMENTS
+    """What keys that are entries themselves must not find."""
 
     def __call__(self, keys: np.ndarray, own: np.ndarray | None = None) -> Retrieved:
         """Returns the neighbours of some keys.
 
-        `own` holds the keys' ids if they are entries themselves; then nothing of their own documents is found.
+        `own` holds the keys' ids if they are entries themselves; then `exclusion` says what they must not find.
         """
         return Retrieved.from_ids(*self.find(keys, own), self.searcher.memory.entries())
 
     def find(self, keys: np.ndarray, own: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Returns (ids, squared distances), nearest first."""
-        exclusion = Exclusion(document=own is not None)
+        exclusion = Exclusion() if own is None else self.exclusion
         found = [
             self.searcher.search(
                 keys[start : start + _QUERIES].astype(np.float32),

@@ -15,7 +15,7 @@ from torch.testing import assert_close
 from spalm.api import attach_and_export
 from spalm.attachment import Attached, AttachSettings
 from spalm.compute import Execution, Hardware
-from spalm.corpus.tokeniser import SubWords
+from spalm.corpus.tokeniser import BpeTokeniser
 from spalm.errors import InputError
 from spalm.generation import EncodedTokens, load_model
 from spalm.runs import ROWS
@@ -244,7 +244,7 @@ class Noted:
 
 
 def test_texts_of_a_batch_are_followed_each_by_itself():
-    tokeniser = SubWords.learn(lambda: iter([b"the cat"]), 260, mark_documents=True)
+    tokeniser = BpeTokeniser.learn(lambda: iter([b"the cat"]), 260, mark_documents=True)
     texts = [Noted(), Noted(), Noted()]
     followed = iter(texts)
     cache = BatchCache(SimpleNamespace(tokeniser=tokeniser, decoder=lambda: next(followed)), 3, tokeniser.start)

@@ -1,1 +1,1 @@
-"""corpus.sources."""
+"""Sources of text: each turns files into documents, in three splits."""

@@ -1,4 +1,4 @@
-"""A document is a name and its text in pieces; a source is something that has documents in three splits."""
+"""Documents, which have a name and a text in pieces, and sources, which have documents in three splits."""
 
 import gzip
 import os
@@ -15,34 +15,42 @@ Split = Literal["train", "dev", "test"]
 SPLITS: tuple[Split, ...] = ("train", "dev", "test")
 
 PIECE_BYTES = 1 << 20
+"""Size of a piece of text, about."""
 
 
 @dataclass(frozen=True)
 class Document:
-    """Text as bytes in pieces of about a megabyte, so that a long one need not be held whole."""
+    """A text in pieces of about a megabyte, so that a long one need not be held whole."""
 
     name: str
+    """Name under which the document is found in the corpus and in a memory."""
     pieces: Iterable[bytes]
+    """The text. Each piece ends with a line, or after a space in a very long line."""
 
 
 class TextSource(Settings):
-    """Where text comes from. Subclasses add a `kind` and say how files become documents."""
+    """Where text comes from. Subclasses add a `kind` and the way in which files become documents."""
 
     def files(self) -> list[tuple[str, Path]]:
-        """Every file that is read, by name: names and content decide whether the corpus must be made again."""
+        """Returns every file that is read, by name. Names and content decide whether a corpus is made again."""
         raise NotImplementedError
 
     def text_bytes(self) -> int | None:
-        """About how much text there is in all splits, where that can be told without reading it."""
+        """Returns about how many bytes of text there are; None if that cannot be told without reading it."""
         paths = [path for _, path in self.files()]
         return None if any(path.suffix == ".gz" for path in paths) else sum(path.stat().st_size for path in paths)
 
     def documents(self, split: Split) -> Iterator[Document]:
+        """Yields the documents of a split."""
         raise NotImplementedError
+
+    def split_notice(self) -> str | None:
+        """Returns a line about a way of splitting that the user should know of; refuses what cannot be split."""
+        return None
 
 
 def locate(path: str) -> Path:
-    """A path given by the user: as it is, or below the folder that SPALM_DATA names."""
+    """Returns the path that a user gave: as it is, or below the folder that SPALM_DATA names."""
     places = [Path(path).expanduser()]
     if os.environ.get("SPALM_DATA"):
         places.append(Path(os.environ["SPALM_DATA"]) / path)
@@ -57,11 +65,12 @@ def locate(path: str) -> Path:
 
 
 def open_text(path: Path) -> BinaryIO:
-    """The bytes of a plain or gzipped file."""
-    return gzip.open(path) if path.suffix == ".gz" else path.open("rb")  # type: ignore[return-value]
+    """Opens a plain or gzipped file for reading its bytes."""
+    return gzip.open(path) if path.suffix == ".gz" else path.open("rb")  # pyright: ignore[reportReturnType]
 
 
 def lines_of(path: Path) -> Iterator[bytes]:
+    """Yields the lines of a plain or gzipped file; one that is longer than a piece is cut after a space."""
     try:
         with open_text(path) as file:
             yield from _no_endless_lines(file)
@@ -70,7 +79,7 @@ def lines_of(path: Path) -> Iterator[bytes]:
 
 
 def _no_endless_lines(file: BinaryIO) -> Iterator[bytes]:
-    """The lines of a file; one that is longer than a piece is cut after a blank."""
+    """Yields the lines of a file; one that is longer than a piece is cut after a space."""
     held = b""
     while block := file.readline(PIECE_BYTES):
         held += block
@@ -83,7 +92,7 @@ def _no_endless_lines(file: BinaryIO) -> Iterator[bytes]:
 
 
 def in_pieces(lines: Iterable[bytes]) -> Iterator[bytes]:
-    """Lines joined into pieces of about a megabyte."""
+    """Yields lines joined into pieces of about a megabyte."""
     held: list[bytes] = []
     size = 0
     for line in lines:
@@ -97,6 +106,7 @@ def in_pieces(lines: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def refuse_empty(path: Path) -> Path:
+    """Returns the path of a file unless that is empty."""
     if path.stat().st_size == 0:
         raise InputError(f"{path} is empty; give a file with text")
     return path

@@ -1,4 +1,4 @@
-"""enwik8: one raw file of bytes, cut by position; a `<page>` of the dump is a document."""
+"""enwik8: one raw file of bytes, split by position; each `<page>` of the dump is a document."""
 
 import re
 from collections.abc import Iterator
@@ -8,14 +8,18 @@ from typing import Literal
 from spalm.corpus.sources.document import Document, Split, TextSource, in_pieces, locate, refuse_empty
 from spalm.errors import InputError
 
-FULL = 100_000_000
+_FULL = 100_000_000
+"""Bytes of the whole file."""
 _TITLE = re.compile(rb"<title>(.*?)</title>")
 
 
 class Enwik8(TextSource):
+    """The first bytes of a dump of Wikipedia."""
+
     kind: Literal["enwik8"]
+    """Name of this kind of source."""
     path: str
-    """The raw file: the full 100,000,000 bytes, or a prefix of them."""
+    """Raw file: the full 100,000,000 bytes, or a prefix of them."""
 
     def _file(self) -> Path:
         path = locate(self.path)
@@ -24,11 +28,12 @@ class Enwik8(TextSource):
         return refuse_empty(path)
 
     def files(self) -> list[tuple[str, Path]]:
+        """Returns the file."""
         return [("enwik8", self._file())]
 
     def bounds(self) -> dict[Split, tuple[int, int]]:
-        """90M / 5M / 5M bytes of the full file, 90% / 5% / 5% of a prefix."""
-        size = min(self._file().stat().st_size, FULL)
+        """Returns the bytes of each split: 90M / 5M / 5M of the full file, 90% / 5% / 5% of a prefix."""
+        size = min(self._file().stat().st_size, _FULL)
         held_out = size // 20
         return {
             "train": (0, size - 2 * held_out),
@@ -37,6 +42,7 @@ class Enwik8(TextSource):
         }
 
     def documents(self, split: Split) -> Iterator[Document]:
+        """Yields the pages of a split."""
         name, held = f"{split}: before the first page", []
         for line in _lines_between(self._file(), *self.bounds()[split]):
             if line.strip() == b"<page>" and held:

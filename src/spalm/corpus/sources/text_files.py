@@ -1,4 +1,4 @@
-"""Your own text: files and folders of .txt, .md, .py and .jsonl; and text that every machine has, Python's library."""
+"""Text files: files and folders of .txt, .md, .py and .jsonl, and a text that every machine has, Python's library."""
 
 import hashlib
 import json
@@ -6,16 +6,19 @@ import os
 import re
 import sysconfig
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
 from spalm.corpus.sources.document import SPLITS, Document, Split, TextSource, in_pieces, lines_of, locate, refuse_empty
-from spalm.corpus.sources.wikitext import articles
+from spalm.corpus.sources.positions import cut_document
+from spalm.corpus.sources.wikitext import split_articles
 from spalm.errors import InputError
 
 _SUFFIXES = (".txt", ".md", ".py", ".jsonl")
+"""Ends of the names of files that are read from a folder."""
 _NOT_LIBRARY = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__", "lib2to3"}
 _NAMED: dict[str, Split] = {
     "train": "train",
@@ -29,54 +32,96 @@ Share = Annotated[float, Field(gt=0, lt=0.5)]
 
 
 class _SplitByDocument(TextSource):
-    """Whole documents go to one split each, chosen by a hash of their name: stable, whatever order files come in."""
+    """Whole documents go to one split each, chosen by a hash of their name: the order of the files does not matter.
+
+    Where there are fewer documents than splits, each of them is cut by position instead.
+    """
 
     dev_share: Share = 0.05
     """Share of the bytes held out as dev; at least one document."""
     test_share: Share = 0.05
     """Share of the bytes held out as test; at least one document."""
     split_seed: int = 0
-    """Another seed deals the documents out differently."""
+    """Seed of the assignment of documents to splits."""
 
     def all_documents(self) -> Iterator[Document]:
+        """Yields the documents of all splits."""
         raise NotImplementedError
 
     def documents(self, split: Split) -> Iterator[Document]:
-        dealt = self._deal()
-        return (document for index, document in enumerate(self.all_documents()) if dealt[index] == split)
+        """Yields the documents of a split."""
+        if few := self._few_documents():
+            return iter(self._cut_by_position(few)[split])
+        assigned = self._assign_splits()
+        return (document for index, document in enumerate(self.all_documents()) if assigned[index] == split)
 
-    def _deal(self) -> list[Split]:
+    def split_notice(self) -> str | None:
+        """Returns a line about documents that are cut by position."""
+        few = self._few_documents()
+        if not few:
+            return None
+        cut = self._cut_by_position(few)["dev"]
+        names = " and ".join(document.name.removesuffix(" (dev)") for document in cut)
+        shares = (
+            f"{1 - self.dev_share - self.test_share:.0%} train, {self.dev_share:.0%} dev, {self.test_share:.0%} test"
+        )
+        return f"{len(few)} document(s) are too few to split by document: {names} cut by position into {shares}"
+
+    def _few_documents(self) -> list[Document]:
+        """Returns all documents where they are fewer than the splits, otherwise none."""
+        first = list(islice(self.all_documents(), len(SPLITS)))
+        return first if len(first) < len(SPLITS) else []
+
+    def _cut_by_position(self, documents: list[Document]) -> dict[Split, list[Document]]:
+        """Returns the parts of each document; one that is too small to be cut goes to train whole."""
+        shares: dict[Split, float] = {"dev": self.dev_share, "test": self.test_share}
+        parts = [cut_document(document, shares) or {"train": document} for document in documents]
+        splits: dict[Split, list[Document]] = {
+            split: [each[split] for each in parts if split in each] for split in SPLITS
+        }
+        if not splits["dev"]:
+            names = " and ".join(document.name for document in documents)
+            raise InputError(
+                f"{names} cannot be split into train, dev and test: too few lines to cut it by position; give more "
+                "text, or files named train.txt, valid.txt and test.txt"
+            )
+        return splits
+
+    def _assign_splits(self) -> list[Split]:
+        """Returns the split of each document."""
         sizes, keys = [], []
         for document in self.all_documents():
             sizes.append(sum(len(piece) for piece in document.pieces))
             keys.append(hashlib.sha256(f"{self.split_seed}/{document.name}".encode("utf-8", "replace")).digest())
-        if len(sizes) < len(SPLITS):
-            raise InputError(
-                f"{len(sizes)} document(s) cannot be split into train, dev and test; add files, name them "
-                "train.txt, valid.txt and test.txt, or set corpus.source.document_start to cut them"
-            )
+        if not sizes:
+            raise InputError("there are no documents to split into train, dev and test; give corpus.source.path")
         total = sum(sizes)
-        dealt: list[Split] = ["train"] * len(sizes)
+        assigned: list[Split] = ["train"] * len(sizes)
         queue = sorted(range(len(sizes)), key=keys.__getitem__, reverse=True)
-        for split, share, left_for_others in (("test", self.test_share, 2), ("dev", self.dev_share, 1)):
+        held_out: list[tuple[Split, float, int]] = [("test", self.test_share, 2), ("dev", self.dev_share, 1)]
+        for split, share, left_for_others in held_out:
             taken = 0
             while not taken or (taken < share * total and len(queue) > left_for_others):
                 index = queue.pop()
                 if sizes[index] > share * total and len(queue) > left_for_others:
                     continue  # larger than its split is to be: it stays in train
-                dealt[index] = split
+                assigned[index] = split
                 taken += max(sizes[index], 1)
-        return dealt
+        return assigned
 
 
 class TextFiles(_SplitByDocument):
+    """Files of text."""
+
     kind: Literal["text"]
+    """Name of this kind of source."""
     path: str | list[str]
-    """Files and folders (searched through) of .txt, .md, .py and .jsonl, plain or .gz. Files named train.*, valid.* (or
-    dev.*) and test.* are the three splits; otherwise each document goes to one of them."""
+    """Files, and folders that are searched for .txt, .md, .py and .jsonl, plain or .gz. Files named train.*, valid.*
+    (or dev.*) and test.* are the three splits; otherwise each document goes to one of them. One or two documents are
+    cut by position instead."""
     document_start: str | None = None
     """Regular expression for a line that begins a new document, its first group the name; without it a file is one
-    document. A .jsonl file has a document a line, in its "text"; "name", "title" or "id" names it."""
+    document. A .jsonl file has one document in each line, in its "text"; "name", "title" or "id" names it."""
 
     @field_validator("document_start")
     @classmethod
@@ -88,7 +133,7 @@ class TextFiles(_SplitByDocument):
         return pattern
 
     def _found(self) -> list[tuple[str, Path]]:
-        """Every file with the name that its documents go by."""
+        """Returns every file with the name that its documents go by."""
         found = []
         for given in [self.path] if isinstance(self.path, str) else self.path:
             place = locate(given)
@@ -104,6 +149,7 @@ class TextFiles(_SplitByDocument):
         return found
 
     def files(self) -> list[tuple[str, Path]]:
+        """Returns every file that is read, by name; refuses empty ones."""
         return [(name, refuse_empty(path)) for name, path in self._found()]
 
     def _named_splits(self) -> dict[Split, list[tuple[str, Path]]]:
@@ -114,28 +160,38 @@ class TextFiles(_SplitByDocument):
         return named if len(named) == len(SPLITS) else {}
 
     def all_documents(self) -> Iterator[Document]:
+        """Yields the documents of all files."""
         for name, path in self._found():
             yield from self._documents_in(name, path)
 
     def documents(self, split: Split) -> Iterator[Document]:
+        """Yields the documents of a split."""
         named = self._named_splits()
         if not named:
             return super().documents(split)
         return (document for name, path in named[split] for document in self._documents_in(name, path))
 
+    def split_notice(self) -> str | None:
+        """Returns a line about documents that are cut by position."""
+        return None if self._named_splits() else super().split_notice()
+
     def _documents_in(self, name: str, path: Path) -> Iterator[Document]:
         if path.name.removesuffix(".gz").endswith(".jsonl"):
             yield from _documents_in_jsonl(name, path)
         elif self.document_start is not None:
-            yield from articles(lines_of(path), re.compile(self.document_start.encode(), re.MULTILINE), name)
+            yield from split_articles(lines_of(path), re.compile(self.document_start.encode(), re.MULTILINE), name)
         else:
             yield Document(name, _Pieces(path))
 
 
 class PythonStdlib(_SplitByDocument):
+    """The standard library of the running Python, without its tests."""
+
     kind: Literal["python-stdlib"]
+    """Name of this kind of source."""
 
     def files(self) -> list[tuple[str, Path]]:
+        """Returns the library's files, by name."""
         root = Path(sysconfig.get_paths()["stdlib"])
         found = []
         for folder, inner, names in os.walk(root):
@@ -144,11 +200,12 @@ class PythonStdlib(_SplitByDocument):
         return sorted((path.relative_to(root).as_posix(), path) for path in found if path.stat().st_size)
 
     def all_documents(self) -> Iterator[Document]:
+        """Yields the library's files."""
         return (Document(name, _Pieces(path)) for name, path in self.files())
 
 
 class _Pieces:
-    """The pieces of a file, read anew each time they are asked for."""
+    """The pieces of a file, which is read anew in each iteration."""
 
     def __init__(self, path: Path):
         self._path = path

@@ -1,4 +1,4 @@
-"""WikiText: three files of tokenised lines, articles begun by a ` = Title = ` line."""
+"""WikiText: three files of tokenised lines, in which a ` = Title = ` line begins an article."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -18,7 +18,10 @@ _FILES: dict[Split, str] = {
 
 
 class WikiText(TextSource):
+    """WikiText, as it is published."""
+
     kind: Literal["wikitext"]
+    """Name of this kind of source."""
     path: str
     """Folder with wiki.train.tokens, wiki.valid.tokens and wiki.test.tokens."""
 
@@ -29,17 +32,19 @@ class WikiText(TextSource):
         return refuse_empty(path)
 
     def files(self) -> list[tuple[str, Path]]:
+        """Returns the three files."""
         return [(split, self._file(split)) for split in SPLITS]
 
     def documents(self, split: Split) -> Iterator[Document]:
+        """Yields the articles of a split."""
         lines = lines_of(self._file(split))
-        return articles(lines, _TITLE, first_name=f"{split}: before the first title", between_blank_lines=True)
+        return split_articles(lines, _TITLE, first_name=f"{split}: before the first title", between_blank_lines=True)
 
 
-def articles(
-    lines: Iterator[bytes], title: re.Pattern[bytes], first_name: str, between_blank_lines: bool = False
+def split_articles(
+    lines: Iterator[bytes], title: re.Pattern[bytes], first_name: str, *, between_blank_lines: bool = False
 ) -> Iterator[Document]:
-    """Cuts a stream of lines into documents at the lines that match `title`; its group 1, if any, is the name.
+    """Yields the documents of a stream of lines: each begins with a line that matches `title`, and group 1 names it.
 
     The text stays whole and in order: what stands before the first title is a document of its own if it has any words.
     """

@@ -1,4 +1,4 @@
-"""WMT news crawl with document bounds, one article a line: `YYYYMMDD <tab> base64(text) [<tab> base64(unsplit)]`."""
+"""WMT's news crawl, one article in each line: `YYYYMMDD <tab> base64(text) [<tab> base64(unsplit)]`."""
 
 import base64
 import binascii
@@ -13,28 +13,33 @@ from spalm.errors import InputError
 
 _MONTHS: dict[Split, range] = {"train": range(1, 11), "dev": range(11, 12), "test": range(12, 13)}
 _TOKENS_PER_WORD = 1.25
-"""Of a 50k byte-level BPE on English news; only the size of the sample depends on it."""
+"""Tokens of a 50k byte-level BPE for each word of English news. Only the size of the sample depends on it."""
 
 
 class WmtNews(TextSource):
+    """News articles with their dates."""
+
     kind: Literal["wmt-news"]
+    """Name of this kind of source."""
     path: str
-    """A file, or a folder of files, of dated documents (news-docs.YEAR.en.filtered.gz), plain or gzipped."""
+    """File, or folder of files, of dated documents (news-docs.YEAR.en.filtered.gz), plain or gzipped."""
     sample_tokens: int = Field(default=1_000_000, gt=0)
-    """About how many tokens of November and of December become dev and test: every n-th article in date order."""
+    """Approximate number of tokens of dev and of test: every n-th article of November and December, by date."""
 
     def files(self) -> list[tuple[str, Path]]:
+        """Returns the file, or the files of the folder."""
         path = locate(self.path)
         found = [path] if path.is_file() else sorted(item for item in path.iterdir() if item.is_file())
         if not found:
             raise InputError(f"{path} holds no files; put news-docs.YEAR.en.filtered.gz there")
         return [(item.name, refuse_empty(item)) for item in found]
 
-    def text_bytes(self) -> None:
-        return None  # base64, and sampled
+    def text_bytes(self) -> int | None:
+        """Returns None: the text is in base64, and sampled."""
+        return None
 
     def documents(self, split: Split) -> Iterator[Document]:
-        """January to October as they stand; of November and December a sample spread evenly over the dates."""
+        """Yields the articles of January to October, or a sample of November or December, spread over the dates."""
         if split == "train":
             return (_document(*article) for article in self._articles(split))
         articles = sorted((where.date, order, words) for order, (where, words) in enumerate(self._sizes(split)))
@@ -56,7 +61,7 @@ class WmtNews(TextSource):
 
 
 class _Place:
-    """Where an article stands and when it was written."""
+    """The place of an article, and the date on which it was written."""
 
     def __init__(self, path: Path, number: int, date: bytes):
         self.path, self.number, self.date = path, number, date
@@ -65,6 +70,7 @@ class _Place:
         self.month = int(date[4:6])
 
     def text(self, line: bytes) -> bytes:
+        """Returns the text of the article's line."""
         fields = line.rstrip(b"\r\n").split(b"\t")
         try:
             return base64.b64decode(fields[1], validate=True)

@@ -82,5 +82,7 @@ class _EncodingJob(SentByFields):
         return self.encoder.gpus
 
     def __call__(self, part: JobPart, progress: ProgressCallback) -> None:
-        keys = self.encoder.keys(self.text, part.first, part.last, self.memory.keys_of, self.memory.width, progress)
+        keys = self.encoder.keys(
+            self.text, part.first, part.last, self.memory.keys_of, self.memory.width, progress=progress
+        )
         write_atomically(self.folder / part.file_name, keys.tobytes(), mark=f".{secrets.token_hex(4)}")

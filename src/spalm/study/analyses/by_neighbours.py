@@ -57,7 +57,7 @@ def vary_neighbours(run: FinishedRun, counts: tuple[int, ...], execution: Execut
 
 def _wide_table(run: FinishedRun, count: int, execution: Execution, *, for_training: bool) -> NeighbourTable:
     """Returns the neighbours of every position, at least `count` of them where they are needed."""
-    settings = run.recipe.neighbours
+    settings = run.neighbour_settings
     wider = settings.model_copy(
         update={
             "count": max(count, settings.count) if for_training else settings.count,
