@@ -152,7 +152,7 @@ class Model:
     @property
     def max_length(self) -> int | None:
         """Number of tokens that a text may have; None: any."""
-        return getattr(self.network, "longest", None)
+        return self.network.context_length
 
     @cached_property
     def explorer(self) -> "Explorer":

@@ -103,8 +103,8 @@ class SpalmForCausalLM(PreTrainedModel, GenerationMixin):
     def __init__(self, config: SpalmConfig, model: Model):
         super().__init__(config)
         self.memory_model, self.directory = model, model.models.directory
-        self.pretrained = isinstance(model.network, Pretrained)
-        self.base: Any = model.network.model if isinstance(model.network, Pretrained) else model.network
+        self.pretrained = isinstance(model.network, PretrainedModel)
+        self.base: Any = model.network.model if isinstance(model.network, PretrainedModel) else model.network
         self.use_memory = True
         """Whether the memory is used; without it, this is the network alone."""
         if self.pretrained:
