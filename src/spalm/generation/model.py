@@ -85,7 +85,7 @@ class Model:
         return score_of(texts, score_variant(self.variant, hidden, targets, retrieved))
 
     def score_files(self, paths: list[Path]) -> dict[str, Any]:
-        """Returns perplexities of files that the memory does not hold, static and dynamic, as `spalm score` prints them."""
+        """Returns perplexities of files that the memory does not hold: static and dynamic, as `spalm score` prints."""
         if not isinstance(self.models, AttachedModels):
             raise InputError(f"{self.models.directory} is a run; `score_files` takes what `spalm attach` made")
         return score_files(self.models.attached, paths)

@@ -54,8 +54,14 @@ class Analysis:
     """Numbers that are part of the result but in no table."""
 
     def picture(self) -> Figure:
-        """Returns the picture."""
+        """Returns the picture as a figure of matplotlib."""
         return draw_figure(self.draw, *self.size)
+
+    def _repr_png_(self) -> bytes:
+        """Shows the picture in a notebook."""
+        content = io.BytesIO()
+        self.picture().savefig(content, format="png", facecolor="white")
+        return content.getvalue()
 
     def print(self, console: Console, longest: int = 24) -> None:
         """Prints the tables and the caption; of long tables the first `longest` rows."""
