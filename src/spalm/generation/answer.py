@@ -56,7 +56,7 @@ class GeneratedToken:
 
     id: int
     text: str
-    """What the token adds to the text; empty while a character is not complete, and for a token that ends the answer."""
+    """Text that it adds; empty while a character is not complete, and for a token that ends the answer."""
     log_probability: float | None
     """None for the first token of a prompt, which nothing precedes."""
     memory_share: float = 0.0

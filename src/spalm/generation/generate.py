@@ -14,7 +14,7 @@ from spalm.generation.sampling import Sampling, pick_token, random_generator
 class GenerationOptions:
     """What is generated besides the tokens."""
 
-    sampling: Sampling = Sampling()
+    sampling: Sampling
     cite: bool = False
     """Whether sources are looked up."""
     likely: int = 0

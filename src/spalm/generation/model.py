@@ -1,4 +1,4 @@
-"""A language model with its long-term memory, ready to use: the object behind the Python API, the server and the CLI."""
+"""A language model with its memory, ready to use: the object behind the Python API, the server and the CLI."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -23,7 +23,7 @@ class Metrics:
         Names that end in _total are counters.
         """
         lines = [
-            "# HELP spalm_requests_total Requests by method, route and status; 0: the client left before there was one.",
+            "# HELP spalm_requests_total Requests by method, route and status; 0: the client left before any.",
             "# TYPE spalm_requests_total counter",
         ]
         for (method, route, status), count in sorted(self.requests.items()):

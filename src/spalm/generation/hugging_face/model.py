@@ -121,7 +121,7 @@ class SpalmForCausalLM(PreTrainedModel, GenerationMixin):
 
     @classmethod
     def from_pretrained(cls, path: str | Path, *_: Any, **options: Any) -> "SpalmForCausalLM":  # pyright: ignore
-        """Opens what `spalm attach` made, or a finished run: `model` names one of its models, `device` where it computes.
+        """Opens what `spalm attach` made, or a finished run: `model` is one of its models, `device` where it computes.
 
         Other options say how weights are fetched and stored; here they are as they are.
         """
@@ -143,7 +143,7 @@ class SpalmForCausalLM(PreTrainedModel, GenerationMixin):
         return self.pretrained
 
     @torch.no_grad()
-    def forward(
+    def forward(  # noqa: PLR0917 - transformers gives them by position too
         self,
         input_ids: Tensor,
         attention_mask: Tensor | None = None,
