@@ -28,6 +28,7 @@ from spalm.generation.decoder import Decoder, EncodedTokens
 from spalm.generation.hugging_face.export import CONFIG, copy_model, export_for_transformers
 from spalm.generation.load import load_model
 from spalm.generation.model import Model
+from spalm.lm.pretrained import PretrainedModel
 from spalm.runs import RESULTS, FinishedRun
 from spalm.semiparametric import Retrieved
 
