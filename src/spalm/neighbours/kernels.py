@@ -6,6 +6,7 @@ release Python's lock, so that threads run side by side.
 A score is q.k - |k|^2 / 2: it falls as the distance of query q and key k grows.
 """
 
+import inspect
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
@@ -21,12 +22,13 @@ _TILE = 64
 
 
 def _compiled(function: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result]:
+    loop = inspect.unwrap(function)  # without the type checks in which tests may wrap it
     # Infinities are used, so they are not assumed away.
     options = {"nogil": True, "fastmath": {"nnan", "nsz", "reassoc", "contract"}}
     try:
-        return numba.njit(function, cache=True, **options)
+        return numba.njit(loop, cache=True, **options)
     except RuntimeError:  # no folder for the cache: compiled again in every process
-        return numba.njit(function, **options)
+        return numba.njit(loop, **options)
 
 
 @_compiled

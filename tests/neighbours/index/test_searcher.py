@@ -1,5 +1,7 @@
 """Live search: whatever an index proposes, what is found is alive, in order, and not oneself."""
 
+import json
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -64,6 +66,8 @@ def test_every_kind_builds_saves_loads_grows_and_forgets(memory, tmp_path, kind)
     before = searcher.search(queries, 5)
     reopened, again = open_searcher(memory, tmp_path / "index")
     assert again == description
+    stored = json.loads((tmp_path / "index" / "index.json").read_text())
+    assert stored.keys() == {"kind", "lineage", "upto", "effort", "recall"}
     np.testing.assert_array_equal(reopened.search(queries, 5)[1], before[1])
     memory.forget(["text-3", "text-4"])
     add(memory, {"new": [7, 8, 9, 7]})
