@@ -86,13 +86,13 @@ def settings_page() -> str:
     from spalm.attachment import AttachSettings
     from spalm.runs import Recipe
     from spalm.server import Limits
-    from spalm.settings import described
+    from spalm.settings import describe_settings
 
     lines = ["# Settings", "", "`spalm settings [PREFIX]` prints the same. Defaults < recipe < command line.", ""]
     for title, about, rows in (
-        ("Recipes", "Keys of a recipe file, and `KEY=VALUE` on the command line.", described(Recipe)),
-        ("spalm attach", "Given as `--set KEY=VALUE`.", described(AttachSettings)),
-        ("spalm serve", "Given as `--limit KEY=VALUE`.", described(Limits)),
+        ("Recipes", "Keys of a recipe file, and `KEY=VALUE` on the command line.", describe_settings(Recipe)),
+        ("spalm attach", "Given as `--set KEY=VALUE`.", describe_settings(AttachSettings)),
+        ("spalm serve", "Given as `--limit KEY=VALUE`.", describe_settings(Limits)),
     ):
         lines += [f"## {title}", "", about, "", "| key | default | meaning |", "|---|---|---|"]
         lines += [_row(f"`{key}`", default and f"`{default}`", meaning) for key, default, meaning in rows]

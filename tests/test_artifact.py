@@ -7,7 +7,7 @@ import time
 import numpy as np
 import pytest
 
-from spalm.artifact import Artifact, Draft, stage
+from spalm.artifact import Artifact, Draft, Stage
 from spalm.errors import InputError
 
 
@@ -17,7 +17,7 @@ def make(draft: Draft):
 
 
 def made(directory, settings=None, parents=None, make=make, restart=False):
-    return stage(directory, "numbers", 1, settings or {"a": 1}, parents or {}, make, restart)
+    return Stage("numbers", 1, settings or {"a": 1}, parents or {}).make(directory, make, restart=restart)
 
 
 def fail(_):
@@ -73,7 +73,7 @@ def test_unfinished_work_of_other_settings_is_refused_until_told(tmp_path):
 def test_cheap_work_of_other_settings_is_begun_again(tmp_path):
     with pytest.raises(AssertionError):
         made(tmp_path / "x", make=fail)
-    assert stage(tmp_path / "x", "numbers", 1, {"a": 2}, {}, make, cheap=True).settings == {"a": 2}
+    assert Stage("numbers", 1, {"a": 2}, {}, cheap=True).make(tmp_path / "x", make).settings == {"a": 2}
 
 
 def test_scratch_is_there_until_the_manifest_is(tmp_path, monkeypatch):

@@ -2,7 +2,7 @@ import pytest
 
 from spalm.errors import InputError
 from spalm.runs.recipe import Recipe, read_recipe
-from spalm.settings import described, differences, override
+from spalm.settings import describe_settings, differences, override
 
 
 def test_assignments_are_laid_over():
@@ -58,7 +58,7 @@ def test_differences_are_named_by_key():
 
 
 def test_every_setting_is_described():
-    rows = {key: (default, meaning) for key, default, meaning in described(Recipe)}
+    rows = {key: (default, meaning) for key, default, meaning in describe_settings(Recipe)}
     assert rows["training.optimiser.warm_up"][0] == "0"
     assert rows["training.steps"] == ("required", "Optimiser steps.")
     assert rows["corpus.source[text].document_start"][0] == "None"

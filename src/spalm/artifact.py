@@ -1,10 +1,10 @@
-"""Artifacts: the arrows between stages, each a directory that describes itself.
+"""Artifacts: what stages make and read, each a directory that describes itself.
 
     DIR/manifest.json     what it is, its settings, its parents' digests, its files with size, dtype, shape and digest
     DIR/...               the files
 
-The manifest is written last and in one step, so a directory with a manifest is whole. A directory that is still being
-made holds `unfinished.json` instead: what it is going to be, so that the work resumes only where it is the same work.
+The manifest is written last and in one step, so a directory with a manifest is complete. A directory that is still
+being made holds `unfinished.json` instead, which says what it will be: work resumes only where it is the same work.
 """
 
 import fcntl
@@ -26,10 +26,13 @@ from spalm.errors import InputError, InUseError
 from spalm.settings import differences
 
 MANIFEST = "manifest.json"
+"""File that describes a finished artifact."""
 UNFINISHED = "unfinished.json"
+"""File that describes an artifact that is being made."""
 SCRATCH = "scratch.json"
-"""Names what is to be removed once the artifact is whole."""
+"""File that lists what is to be removed once the artifact is complete."""
 TEMPORARY = ".tmp"
+"""End of the names of files that are being written."""
 
 
 class Artifact:
@@ -57,15 +60,16 @@ class Artifact:
 
     @property
     def identity(self) -> dict[str, Any]:
+        """What the artifact is: kind, version, settings and parents."""
         return {key: self.manifest[key] for key in ("kind", "version", "settings", "parents")}
 
     @property
     def digest(self) -> str:
-        """Stands for everything in the artifact: the manifest names each file's own digest."""
+        """Digest of everything in the artifact: the manifest holds the digest of each file."""
         return digest_of_json(self.manifest)
 
     def array(self, name: str) -> np.ndarray:
-        """The array called `name`, memory-mapped and read-only."""
+        """Returns the array called `name`, memory-mapped and read-only."""
         entry = self.manifest["files"][name]
         shape = tuple(entry["shape"])
         if not all(shape):
@@ -80,18 +84,21 @@ class Artifact:
 
 
 def digest_of_file(path: Path) -> str:
+    """Returns the SHA-256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def digest_of_json(value: Any) -> str:
+    """Returns the SHA-256 of a JSON value, whatever the order of its keys."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def write_atomically(path: Path, content: bytes | str, *, mark: str = "", sync: bool = True) -> None:
-    """Puts `content` at `path` in one step: after a crash there is the old file or the new one, nothing between.
+    """Puts `content` at `path` in one step: a crash leaves the old file or the new one, nothing between.
 
-    Where several may write the same at once, each gives a `mark` of its own. Scratch need not be synced to the disk.
+    Where several processes may write the same file at once, each gives a `mark` of its own. Scratch files need no
+    `sync` to the disk.
     """
     temporary = path.with_name(path.name + mark + TEMPORARY)
     try:
@@ -107,36 +114,40 @@ def write_atomically(path: Path, content: bytes | str, *, mark: str = "", sync: 
 
 
 def write_json(path: Path, value: Any) -> None:
+    """Writes a JSON file in one step."""
     write_atomically(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
 def read_json(path: Path) -> Any:
+    """Returns the value in a JSON file."""
     return json.loads(path.read_text())
 
 
 class Draft:
-    """An artifact in the making: write files below `directory`, declare arrays, then return the facts about it."""
+    """An artifact that is being made: files are written below `directory`, and arrays among them are declared."""
 
     def __init__(self, directory: Path):
         self.directory = directory
         self._arrays: dict[str, dict[str, Any]] = {}
 
     def declare(self, name: str, dtype: np.dtype | str, shape: tuple[int, ...]) -> None:
-        """Says that the file `name` is a raw little-endian array of this type and shape."""
+        """Declares the file `name` to be a raw little-endian array of this type and shape."""
         self._arrays[name] = {"dtype": np.dtype(dtype).newbyteorder("<").str, "shape": list(shape)}
 
     def scratch(self, name: str) -> Path:
-        """A file or folder that is needed only until the artifact is whole: removed then, not before."""
+        """Returns the path of a file or folder that is removed once the artifact is complete, and not before."""
         named = _scratch_of(self.directory)
         if name not in named:
             write_json(self.directory / SCRATCH, [*named, name])
         return self.directory / name
 
     def write_array(self, name: str, array: np.ndarray) -> None:
+        """Writes an array to the file `name` and declares it."""
         self.declare(name, array.dtype, array.shape)
         write_atomically(self.directory / name, array.astype(self._arrays[name]["dtype"], copy=False).tobytes())
 
     def finish(self, identity: Mapping[str, Any], facts: Mapping[str, Any], files: list[str]) -> None:
+        """Writes the manifest, with every array and the other `files`, and removes scratch."""
         entries = {}
         for name in sorted({*files, *self._arrays}):
             path = self.directory / name
@@ -154,32 +165,36 @@ class Draft:
 
 
 Fill = Callable[[Draft], tuple[dict[str, Any], list[str]]]
-"""Fills a draft and returns the facts to keep in its manifest and the files that belong to it."""
+"""Fills a draft. Returns the facts to keep in the manifest, and the files that belong to it besides arrays."""
 
 
 @dataclass(frozen=True)
 class Stage:
-    """What a directory is to hold: the kind of artifact, its settings, and the digests of what it is made from."""
+    """What a directory is to hold: a kind of artifact, its settings, and the digests of what it is made from."""
 
     kind: str
+    """Kind of artifact."""
     version: int
+    """Version of the files' format."""
     settings: Mapping[str, Any]
+    """Settings that decide what is in the files."""
     parents: Mapping[str, str]
+    """Digests of what the artifact is made from, by name."""
     cheap: bool = False
-    """Whether unfinished work with other settings is thrown away without asking."""
+    """Whether unfinished work with other settings is removed instead of refused."""
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What decides whether an artifact that exists is this one."""
+        """What decides whether an existing artifact is this one."""
         settings, parents = dict(self.settings), dict(self.parents)
         return {"kind": self.kind, "version": self.version, "settings": settings, "parents": parents}
 
     def make(self, directory: Path, fill: Fill, *, restart: bool = False) -> Artifact:
-        """Returns the artifact at `directory`, made now unless it is there already with the same identity.
+        """Returns the artifact at `directory`; makes it unless it is there already with the same identity.
 
-        A finished one with another identity is set aside as `NAME.previous`. An unfinished one is continued; if it was
-        to become something else, it is begun again where work is `cheap`, and refused otherwise. `restart` begins again
-        whatever is unfinished.
+        A finished one with another identity is kept as `NAME.previous`. An unfinished one is continued; if it was to
+        become something else, it is begun again where the stage is `cheap`, and refused otherwise. With `restart`,
+        unfinished work is begun again in any case.
         """
         directory.mkdir(parents=True, exist_ok=True)
         changed: list[str] = []
@@ -188,7 +203,7 @@ class Stage:
                 present = Artifact(directory)
                 changed = differences(present.identity, self.identity)
                 if not changed:
-                    _tidy(directory)  # of what a kill at the very end left
+                    _tidy(directory)  # what a kill at the very end left
                     say(f"{directory}: finished before, unchanged")
                     return present
         if (directory / MANIFEST).exists():
@@ -202,7 +217,7 @@ class Stage:
         return Artifact(directory)
 
     def _claim(self, directory: Path, *, restart: bool) -> None:
-        """Marks the directory as this work in progress, or finds that it is already."""
+        """Marks the directory as this work in progress, unless it is already."""
         marker = directory / UNFINISHED
         if marker.exists() and not restart:
             changed = differences(json.loads(marker.read_text()), self.identity)
@@ -239,7 +254,7 @@ def _remove(path: Path) -> None:
 
 
 def set_aside(directory: Path, changed: list[str]) -> None:
-    """Keeps what is at `directory` as NAME.previous, saying why."""
+    """Renames `directory` to NAME.previous, and prints why."""
     previous = directory.with_name(directory.name + ".previous")
     shutil.rmtree(previous, ignore_errors=True)
     directory.rename(previous)
@@ -249,7 +264,7 @@ def set_aside(directory: Path, changed: list[str]) -> None:
 
 @contextmanager
 def only_writer(directory: Path) -> Iterator[None]:
-    """Holds the directory for this process; a second writer is refused at once, and a crash lets go."""
+    """Locks the directory for this process. A second writer is refused at once; a crash releases the lock."""
     handle = os.open(directory, os.O_RDONLY)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

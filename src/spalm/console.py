@@ -1,4 +1,4 @@
-"""What a person sees while something runs: one console, one style of progress bar."""
+"""Output while something runs: one console for messages, and one style of progress bar."""
 
 import time
 from collections.abc import Iterator
@@ -17,27 +17,31 @@ from rich.progress import (
 )
 
 console = Console(stderr=True, highlight=False)
+"""Console on standard error, for everything that is not a result."""
 _SECONDS_BETWEEN_LINES = 30.0
-"""Where there is no terminal for a bar, how often a line says how far it is."""
+"""Seconds between two lines of progress where there is no terminal for a bar."""
 
 
 def say(line: str) -> None:
-    """A line as it is: text of a user's is never taken for markup, and never broken."""
+    """Prints a line as it is: without markup, and without line breaks."""
     console.print(line, markup=False, soft_wrap=True)
 
 
 class Bar:
-    """A running progress bar: `advance` moves it, `say` changes the words behind it."""
+    """A running progress bar."""
 
     def __init__(self, progress: Progress, task: TaskID):
         self._progress, self._task = progress, task
         self._spoke = time.monotonic()
         self.words = ""
+        """Text behind the bar."""
 
     def advance(self, amount: float = 1) -> None:
+        """Moves the bar."""
         self._progress.advance(self._task, amount)
 
     def say(self, words: str) -> None:
+        """Changes the text behind the bar."""
         self.words = words
         self._progress.update(self._task, words=words)
         if not console.is_terminal and time.monotonic() - self._spoke > _SECONDS_BETWEEN_LINES:
@@ -47,10 +51,10 @@ class Bar:
 
 
 @contextmanager
-def bar(title: str, total: float | None, done: float = 0) -> Iterator[Bar]:
-    """A progress bar with an ETA while it runs on a terminal, and a line that stays when it is done.
+def bar(title: str, total: float | None, done: int = 0) -> Iterator[Bar]:
+    """Shows a progress bar with an ETA on a terminal, and prints a line when it is done.
 
-    `done` is what an earlier, interrupted run had finished.
+    `done` is the amount that an earlier, interrupted run had finished.
     """
     columns = [
         SpinnerColumn(),

@@ -1,4 +1,4 @@
-"""Errors that a user can cause, and so can mend."""
+"""Errors that a user can cause and correct."""
 
 
 class InputError(ValueError):
@@ -6,7 +6,7 @@ class InputError(ValueError):
 
 
 class InUseError(InputError):
-    """Another process holds what is needed: to be tried again later."""
+    """Another process holds what is needed; the same may be tried again later."""
 
 
 def first_line(error: BaseException) -> str:

@@ -1,7 +1,7 @@
-"""Settings: typed, documented, and closed. Each class of settings sits beside the thing it configures."""
+"""Settings: typed, documented, without unknown keys. Each class of settings is in the module of what it configures."""
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, get_args
 
 import pydantic
 import yaml
@@ -18,13 +18,14 @@ class Settings(pydantic.BaseModel):
 
     @classmethod
     def parse(cls, values: Mapping[str, Any], where: str) -> Self:
-        """Checks `values` against the fields; the first thing wrong becomes one line that names `where` it stands."""
+        """Returns settings with these values; the first wrong one becomes an error of one line that begins with `where`."""
         try:
             return cls.model_validate(values)
         except pydantic.ValidationError as error:
             raise InputError(f"{where}: {_first_problem(cls, error)}") from None
 
     def as_json(self) -> dict[str, Any]:
+        """Returns the settings as a JSON value."""
         return self.model_dump(mode="json")
 
 
@@ -43,7 +44,7 @@ def _first_problem(cls: type[Settings], error: pydantic.ValidationError) -> str:
 
 
 def _keys_beside(cls: type[Settings], location: tuple[int | str, ...]) -> list[str]:
-    """The keys that would have been right at the place of an unknown one."""
+    """Returns the keys that would have been right in the place of an unknown one."""
     choices: list[type[Settings]] = [cls]
     for part in location[:-1]:
         inner = [
@@ -55,7 +56,7 @@ def _keys_beside(cls: type[Settings], location: tuple[int | str, ...]) -> list[s
 
 
 def _without_kinds(cls: type[Settings], location: tuple[int | str, ...]) -> list[str]:
-    """The key as a user writes it: in a union of settings, pydantic's location also names the kind that was chosen."""
+    """Returns the key as a user writes it. In a union of settings, pydantic's location also names the chosen kind."""
     choices, key = [cls], []
     for part in location:
         inner = [each.model_fields[part] for each in choices if part in each.model_fields]
@@ -72,25 +73,25 @@ def _settings_in(annotation: Any) -> list[type[Settings]]:
     return [found for part in getattr(annotation, "__args__", ()) for found in _settings_in(part)]
 
 
-def described(cls: type[Settings], prefix: str = "") -> Iterator[tuple[str, str, str]]:
-    """(key, default, help) of every setting, inner groups included."""
+def describe_settings(cls: type[Settings], prefix: str = "") -> Iterator[tuple[str, str, str]]:
+    """Yields (key, default, help) of every setting, inner groups included."""
     for name, field in cls.model_fields.items():
         inner = _settings_in(field.annotation)
         if inner and not isinstance(field.default, list):
             for group in inner:
                 kind = f"[{_kind(group)}]" if len(inner) > 1 else ""
-                yield from described(group, f"{prefix}{name}{kind}.")
+                yield from describe_settings(group, f"{prefix}{name}{kind}.")
         elif name != "kind" or "[" not in prefix:
             default = "required" if field.is_required() else str(field.default)
             yield f"{prefix}{name}", default, field.description or ""
 
 
 def _kind(group: type[Settings]) -> str:
-    return group.model_fields["kind"].annotation.__args__[0]  # type: ignore[union-attr]
+    return get_args(group.model_fields["kind"].annotation)[0]
 
 
 def override(values: dict[str, Any], assignments: list[str]) -> dict[str, Any]:
-    """`values` with `key.inner=value` assignments laid over it; the right-hand sides are YAML."""
+    """Returns `values` with `key.inner=value` assignments laid over them; the right-hand sides are YAML."""
     for assignment in assignments:
         key, equals, text = assignment.partition("=")
         if not equals or not key:
@@ -104,7 +105,7 @@ def override(values: dict[str, Any], assignments: list[str]) -> dict[str, Any]:
 
 
 def read_settings(cls: type[Group], assignments: list[str]) -> Group:
-    """The defaults, with `key=value` assignments laid over them."""
+    """Returns the defaults, with `key=value` assignments laid over them."""
     return cls.parse(override({}, assignments), "settings")
 
 
@@ -116,9 +117,9 @@ def _assign(values: Any, path: list[str], value: Any, assignment: str) -> dict[s
 
 
 def differences(old: Any, new: Any, key: str = "") -> list[str]:
-    """The places where two JSON values differ, each as `key: old -> new`.
+    """Returns the places where two JSON values differ, each as `key: old -> new`.
 
-    A key that is missing is the same as one that is null: a setting that came later, and is not used, changes nothing.
+    A missing key equals a null: a setting that was added later, and is not used, changes nothing.
     """
     if isinstance(old, dict) and isinstance(new, dict):
         names = list(old) + [name for name in new if name not in old]

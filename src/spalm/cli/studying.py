@@ -31,7 +31,7 @@ from spalm.generation import RunModels
 from spalm.memory import describe_memory
 from spalm.planning import Cluster, PlannedMemory, parse_count, plan_memory, print_plan
 from spalm.runs import FinishedRun, HeldOut, Recipe, RowName, read_recipe
-from spalm.settings import described
+from spalm.settings import describe_settings
 from spalm.study import ANALYSES, COUNTS, available_analyses, make_request, run_analyses, vary_neighbours, write_report
 
 
@@ -123,8 +123,8 @@ def settings(about: Annotated[str, typer.Argument(help="Only keys that begin so,
     from spalm.server import Limits
 
     table = Table(Column("key", no_wrap=True), "default", "meaning", box=None)
-    others = [*described(AttachSettings, "attach."), *described(Limits, "serve.")]
-    for key, default, meaning in [*described(Recipe), *others]:
+    others = [*describe_settings(AttachSettings, "attach."), *describe_settings(Limits, "serve.")]
+    for key, default, meaning in [*describe_settings(Recipe), *others]:
         if key.startswith(about):
             table.add_row(escape(key), escape(default), escape(" ".join(meaning.split())))
     Console().print(table)
