@@ -60,6 +60,6 @@ def test_differences_are_named_by_key():
 def test_every_setting_is_described():
     rows = {key: (default, meaning) for key, default, meaning in describe_settings(Recipe)}
     assert rows["training.optimiser.warm_up"][0] == "0"
-    assert rows["training.steps"] == ("required", "Optimiser steps.")
+    assert rows["training.steps"] == ("required", "Number of optimiser steps.")
     assert rows["corpus.source[text].document_start"][0] == "None"
     assert [key for key, (_, meaning) in rows.items() if not meaning] == []
