@@ -127,6 +127,15 @@ def test_paste_hover_click_and_switch_a_neighbour_off(page, api):
     assert same(shown_probabilities(page, "#chosen"), token["probability"])
 
 
+@pytest.mark.parametrize("width", [1280, 1000])
+def test_the_table_of_likely_tokens_is_not_clipped(page, width):
+    page.set_viewport_size({"width": width, "height": 900})
+    page.click('.token[data-position="5"]')
+    page.wait_for_selector(".neighbour")
+    fits = "() => { const box = document.querySelector('#chosen .scroll'); return box.scrollWidth <= box.clientWidth; }"
+    assert page.evaluate(fits)
+
+
 def test_a_whole_document_is_switched_off(page, api):
     read(page, SENTENCE)
     page.click('.token[data-position="5"]')

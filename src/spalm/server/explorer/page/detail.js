@@ -1,6 +1,6 @@
 // One token: what the models expected there, and where its neighbours come from.
 
-import { grouped, make, shortly, word } from "./making.js";
+import { grouped, make, shortly, word } from "./elements.js";
 
 const $ = (id) => document.getElementById(id);
 

@@ -1,8 +1,8 @@
 // The explorer's page: what is read, what is switched off, and which part shows it.
 
-import { ask, busy } from "./asking.js";
+import { ask, busy } from "./requests.js";
 import { showDetail } from "./detail.js";
-import { grouped, make } from "./making.js";
+import { grouped, make } from "./elements.js";
 import { choose, focusToken, hideTip, paint, showPassage, showTip, whereTo } from "./passage.js";
 
 const $ = (id) => document.getElementById(id);

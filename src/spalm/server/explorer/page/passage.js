@@ -1,6 +1,6 @@
 // The passage: its tokens, what they are coloured by, and the tip beside the one that is pointed at.
 
-import { make, mean, shortly, signed, word } from "./making.js";
+import { make, mean, shortly, signed, word } from "./elements.js";
 
 const $ = (id) => document.getElementById(id);
 const LEGENDS = {
