@@ -3,19 +3,25 @@
 import errno
 import sys
 
-from spalm.cli import pipeline, studying, using
 from spalm.cli.options import app
 from spalm.console import say
 from spalm.errors import InputError
 
-__all__ = ["app", "studying", "main", "pipeline", "using"]
+# isort: off
+# The verbs, in the order in which `spalm --help` lists them.
+from spalm.cli import pipeline
+from spalm.cli import study
+from spalm.cli import models
+# isort: on
+
+__all__ = ["app", "main", "models", "pipeline", "study"]
 
 _STOPPED = 130
-"""The exit code of a command that was stopped from the keyboard."""
+"""Exit code of a command that was stopped from the keyboard."""
 
 
 def main() -> None:
-    """The `spalm` command: what a user can mend is told in one line, without a traceback."""
+    """Runs the `spalm` command; shows what a user can mend in one line, without a traceback."""
     try:
         app()
     except SystemExit as end:

@@ -44,8 +44,8 @@ Board = Annotated[bool, typer.Option("--tensorboard", help="Log to TensorBoard t
 Ram = Annotated[
     str | None,
     typer.Option(
-        help="RAM that the search for neighbours may use on a machine, such as 64G; 512M for a core, or fewer are "
-        "used; default: half of this machine's."
+        help="RAM that the search for neighbours may use on a machine, such as 64G; fewer cores are used if there is "
+        "not 512M for each; default: half of this machine's."
     ),
 ]
 OnEngine = Annotated[
@@ -55,21 +55,22 @@ Address = Annotated[
     str | None, typer.Option(help="With --engine ray: host:port of a cluster, or auto; default: started here.")
 ]
 Restart = Annotated[bool, typer.Option("--restart", help="Begin unfinished stages again from nothing.")]
-Host = Annotated[str, typer.Option(help="Address to listen on; others than loopback let other machines in.")]
+Host = Annotated[str, typer.Option(help="Address to listen on; any other than loopback lets other machines in.")]
 Port = Annotated[int, typer.Option(help="Port; 0: any that is free.", min=0, max=65535)]
 PORT = 8765
 
 
 def holds_memory(directory: Path) -> bool:
+    """Returns whether a folder is a memory or has one inside."""
     return is_memory(directory) or is_memory(directory / "memory")
 
 
 def memory_at(directory: Path) -> Memory:
-    """The memory at a folder, or the one inside it."""
+    """Opens the memory at a folder, or the one inside it."""
     inside = directory / "memory"
     return Memory(inside if is_memory(inside) else directory)
 
 
-def place(out: Path, engine: EngineName) -> Path:
-    """Workers of a cluster stand elsewhere: to them a path must say all."""
+def path_for(engine: EngineName, out: Path) -> Path:
+    """Returns a path that the workers of an engine understand: those of a cluster run in another folder."""
     return out if engine == "local" else out.absolute()

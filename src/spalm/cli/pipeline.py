@@ -1,4 +1,4 @@
-"""The verbs of the pipeline, from text to results."""
+"""Verbs of the pipeline, from text to results."""
 
 import json
 from pathlib import Path
@@ -30,7 +30,7 @@ from spalm.cli.options import (
     app,
     holds_memory,
     memory_at,
-    place,
+    path_for,
 )
 from spalm.compute import Execution, Hardware, open_engine, parse_size, ranks_of_torchrun
 from spalm.console import say
@@ -106,10 +106,10 @@ def remember_(
     with open_engine(engine, address, threads) as opened:
         execution = Execution(hardware, opened, restart=restart)
         if out is None:
-            where = place(Path(recipe), engine)
+            where = path_for(engine, Path(recipe))
             memory = remember_files(Attached(where, hardware), text or [], execution)
         else:
-            run = Run(_recipe(recipe, settings, bf16=bf16), place(out, engine), execution)
+            run = Run(_recipe(recipe, settings, bf16=bf16), path_for(engine, out), execution)
             memory = run.remember(text or [])
     typer.echo(json.dumps(describe_memory(memory), indent=2, ensure_ascii=False))
 
@@ -155,7 +155,7 @@ def neighbours(
     chosen = _recipe(recipe, [*(settings or []), *wanted], bf16=bf16)
     with open_engine(engine, address, threads) as opened:
         execution = Execution(Hardware(device, threads), opened, _bytes(ram), restart)
-        made = Run(chosen, place(out, engine), execution).neighbours
+        made = Run(chosen, path_for(engine, out), execution).neighbours
     typer.echo(json.dumps(made.facts, indent=2))
 
 
@@ -168,16 +168,16 @@ def index(
     ] = ("faiss"),
     recall: Annotated[float, typer.Option(help="Share of true neighbours to find.")] = 0.95,
     count: Annotated[int, typer.Option(help="Neighbours by which the recall is measured.", min=1)] = 4,
-    seed: Annotated[int, typer.Option(help="Of the samples.", min=0)] = 1,
+    seed: Annotated[int, typer.Option(help="Seed of the random samples.", min=0)] = 1,
     threads: Threads = None,
     engine: OnEngine = "local",
     address: Address = None,
 ) -> None:
     """Build an index of a memory for generation and serving, and measure its recall against exact search."""
     with open_engine(engine, address, threads) as opened:
-        made = memory_at(place(memory, engine))
+        made = memory_at(path_for(engine, memory))
         settings = IndexSettings(kind, recall, count, seed)
-        _, description = make_searcher(made, place(out, engine), settings, opened)
+        _, description = make_searcher(made, path_for(engine, out), settings, opened)
     typer.echo(json.dumps(description.as_json(), indent=2))
 
 
@@ -221,7 +221,7 @@ def run(
         wanted = (engine, address) if ranks.is_first else ("local", None)  # the others only train
         with open_engine(*wanted, threads) as opened:
             execution = Execution(hardware, opened, _bytes(ram), restart, tensorboard)
-            carry_out(Run(chosen, place(out, engine), execution), Console())
+            carry_out(Run(chosen, path_for(engine, out), execution), Console())
 
 
 def _recipe(name: str, settings: list[str] | None, *, bf16: bool = False) -> Recipe:

@@ -1,4 +1,4 @@
-"""The verbs that use a model with a memory: attach one to a pretrained model, write, score, serve."""
+"""Verbs that use a model with a memory: attach one to a pretrained model, generate, score, serve."""
 
 import json
 import sys
@@ -10,7 +10,7 @@ from rich.console import Console
 
 from spalm.api import attach_and_export, load
 from spalm.attachment import Attached, AttachSettings, print_attached, score_files
-from spalm.cli.options import PORT, Address, Device, Host, OnEngine, Port, Restart, Threads, app, place
+from spalm.cli.options import PORT, Address, Device, Host, OnEngine, Port, Restart, Threads, app, path_for
 from spalm.compute import Execution, Hardware, open_engine
 from spalm.console import say
 from spalm.generation import Sampling, SamplingOptions, citation_lines
@@ -41,10 +41,10 @@ def attach_(
     budget = [] if search is None else [f"search={search}"]
     chosen = read_settings(AttachSettings, [*(settings or []), *budget])
     if engine != "local" and Path(model).exists():
-        model = str(place(Path(model), engine))
+        model = str(path_for(engine, Path(model)))
     with open_engine(engine, address, threads) as opened:
         execution = Execution(Hardware(device, threads), opened, restart=restart)
-        made = attach_and_export(model, texts, place(out, engine), chosen, execution)
+        made = attach_and_export(model, texts, path_for(engine, out), chosen, execution)
     print_attached(made, Console())
 
 

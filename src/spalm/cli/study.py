@@ -1,4 +1,4 @@
-"""The verbs that look at what there is: analyses, report, explorer, settings, artifacts."""
+"""Verbs that look at what there is: analyses, report, explorer, plans, settings, artifacts."""
 
 import json
 import os
@@ -39,7 +39,7 @@ from spalm.study import ANALYSES, COUNTS, available_analyses, make_request, run_
 def study_(
     directory: RunArgument,
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="[NAME]...", help=f"Of {', '.join(ANALYSES)}; default: all.")
+        list[str] | None, typer.Argument(metavar="[NAME]...", help=f"Some of {', '.join(ANALYSES)}; default: all.")
     ] = None,
     out: Annotated[
         Path | None, typer.Option(help="Folder for JSON, CSV, PNG and SVG; default: DIR/study/SPLIT.")
@@ -133,8 +133,8 @@ def settings(about: Annotated[str, typer.Argument(help="Only keys that begin so,
 @app.command()
 def show(
     directory: Annotated[Path, typer.Argument(help="A memory, or a finished stage.")],
-    documents: Annotated[bool, typer.Option("--documents", help="Of a memory: list its documents.")] = False,
-    versions: Annotated[bool, typer.Option("--versions", help="Of a memory: list what was done to it.")] = False,
+    documents: Annotated[bool, typer.Option("--documents", help="List the documents of a memory.")] = False,
+    versions: Annotated[bool, typer.Option("--versions", help="List what was done to a memory.")] = False,
 ) -> None:
     """Print what an artifact says of itself."""
     if not holds_memory(directory):
