@@ -22,7 +22,8 @@ _TILE = 64
 
 
 def _compiled(function: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result]:
-    loop = inspect.unwrap(function)  # without the type checks in which tests may wrap it
+    # Without the type checks in which tests may wrap it.
+    loop: Callable[_Parameters, _Result] = inspect.unwrap(function)
     # Infinities are used, so they are not assumed away.
     options = {"nogil": True, "fastmath": {"nnan", "nsz", "reassoc", "contract"}}
     try:
