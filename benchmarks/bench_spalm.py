@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from spalm.artifact import stage, write_json
+from spalm.artifact import Stage, write_json
 from spalm.compute import Hardware
 from spalm.console import say
 from spalm.corpus import Corpus, TrainingBatches
@@ -23,18 +23,19 @@ from spalm.lm import Reading, Transformer, segment_loss
 from spalm.memory import Encoder, Memory, open_memory, remember, source_of_split
 from spalm.neighbours import NeighbourTable
 from spalm.neighbours.table import KIND, VERSION
-from spalm.runs.recipe import Recipe, Run, read_recipe
+from spalm.runs import Recipe, Run, read_recipe
 from spalm.semiparametric import Retriever, Spalm
 from spalm.semiparametric.training import spalm_segment_loss
 from spalm.training.optimiser import make_optimiser
 
-ROUNDS, STEPS = 15, 4
+STEPS = 4
+"""Steps of each model in a round."""
 
 
 class NoKeys(Encoder):
-    """Of a memory only the tokens are read here."""
+    """An encoder whose keys are zeros: only the tokens of the memory are read here."""
 
-    def keys(self, stream, start, stop, to_keys, width, progress=lambda _: None):  # noqa: ARG002
+    def keys(self, stream, start, stop, to_keys, width, progress=lambda _: None):  # noqa: ARG002, PLR0917
         progress(stop - start)
         return np.zeros((stop - start, width), "<f2")
 
@@ -57,7 +58,7 @@ def a_table(corpus: Corpus, memory: Memory, count: int, folder: Path) -> Neighbo
         draft.write_array("train.distances", random.random((positions, count), np.float32))
         return {"lineage": memory.lineage()}, []
 
-    stage(folder, KIND, VERSION, {"count": count}, {"memory": memory.digest}, make)
+    Stage(KIND, VERSION, {"count": count}, {"memory": memory.digest}).make(folder, make)
     return NeighbourTable(folder, memory)
 
 
@@ -87,14 +88,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("runs/bench/spalm.json"))
     parser.add_argument("--recipe", default="wikitext2", help="whose network, batch and gate are measured")
+    parser.add_argument("--rounds", type=int, default=15)
     given = parser.parse_args()
     folder = given.out.parent / "spalm"
     text = read_recipe("demo", [])
-    corpus = Run(text, folder, Hardware()).corpus
+    corpus = Run(text, folder).corpus
     recipe = read_recipe(given.recipe, [])
     Hardware().prepare()
     memory = a_memory(corpus, recipe, folder / "memory")
-    gate = recipe.model("spalm").spalm.gate
+    gate = recipe.spalm_model.spalm.gate
     table = a_table(corpus, memory, gate.neighbours, folder / "neighbours")
     training, length = recipe.training, recipe.training.memory_length
     streams = TrainingBatches(corpus.split("train"), training.batch_size, training.segment_length, 1)
@@ -109,7 +111,7 @@ def main() -> None:
     ]
     for each in both:
         each.seconds(2)  # the first steps allocate
-    rounds = [[each.seconds(STEPS) for each in both] for _ in range(ROUNDS)]
+    rounds = [[each.seconds(STEPS) for each in both] for _ in range(given.rounds)]
     ratio = statistics.median(after / before for before, after in rounds)
     result = {
         "step_ratio": ratio,
@@ -117,7 +119,7 @@ def main() -> None:
         "seconds_spalm": statistics.median(after for _, after in rounds),
         "recipe": given.recipe,
         "neighbours": gate.neighbours,
-        "rounds": ROUNDS,
+        "rounds": given.rounds,
     }
     write_json(given.out, result)
     say(f"a step of SPALM takes {ratio:.3f} times one of transformer-XL ({given.recipe}); written to {given.out}")

@@ -3,12 +3,15 @@
 The size is fixed: 6 layers, width 256, 8 heads, feed-forward 1,024, vocabulary 8,192, segment 128, memory 128.
 FLOPs are counted, not estimated: those of the matrix products that forward and backward really execute, once each
 (`count_flops`). Peak and steps are measured in turn, so that a noisy neighbour slows both; the medians are compared.
+"One core taken" is the speed of training while another process keeps a core busy, as a share of the quiet speed of the
+same run: with threads that sleep while they wait, as the package has them, and with spinning threads for comparison.
 """
 
 import argparse
 import json
 import os
 import platform
+import signal
 import statistics
 import subprocess
 import sys
@@ -20,11 +23,14 @@ import torch
 from spalm.compute import Hardware
 from spalm.corpus import Batch
 from spalm.lm import NetworkSettings, Transformer, count_flops, parameter_count, segment_loss
+from spalm.openmp import NO_SPINNING, POLICY
 from spalm.training import OptimiserSettings
 from spalm.training.optimiser import make_optimiser
 
 SEGMENT = MEMORY = 128
 VOCABULARY = 8192
+SPINNING = {"GOMP_SPINCOUNT": "300000", "KMP_BLOCKTIME": "200"}
+"""How long threads spin where the environment says nothing: the defaults of the OpenMP runtimes."""
 NETWORK = NetworkSettings(layers=6, width=256, heads=8, head_width=32, feed_forward=1024)
 
 
@@ -87,6 +93,42 @@ def measure_training(rounds: int, lanes: int) -> dict[str, float]:
     }
 
 
+def share_of_quiet_speed(rounds: int, lanes: int) -> dict[str, float]:
+    """Trains in turn alone and beside a process that keeps one core busy; returns both speeds and their ratio."""
+    training = Training(lanes)
+    training.step(), training.step()
+    quiet, taken = [], []
+    busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        for _ in range(rounds):
+            busy.send_signal(signal.SIGSTOP)
+            quiet += [training.step(), training.step()]
+            busy.send_signal(signal.SIGCONT)
+            taken += [training.step(), training.step()]
+    finally:
+        busy.kill()
+        busy.wait()
+    speeds = [training.tokens / statistics.median(seconds) for seconds in (quiet, taken)]
+    return {"quiet": speeds[0], "taken": speeds[1], "share": speeds[1] / speeds[0]}
+
+
+def measure_taken_core(rounds: int, lanes: int, threads: int | None) -> dict[str, float]:
+    """One core taken: with the waiting of the package and with spinning threads, each in a process of its own."""
+    found = {}
+    own = {name: value for name, value in os.environ.items() if name not in {POLICY, *NO_SPINNING}}
+    for name, environment in (("one_core_taken", own), ("one_core_taken_spinning", {**own, **SPINNING})):
+        command = [sys.executable, __file__, "--taken-core", "--rounds", str(rounds), "--lanes", str(lanes)]
+        command += [] if threads is None else ["--threads", str(threads)]
+        printed = subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout
+        measured = json.loads(printed)
+        found[f"{name}_share_of_quiet_speed"] = measured["share"]
+        found[f"{name}_tokens_per_second"], found[f"{name}_quiet_tokens_per_second"] = (
+            measured["taken"],
+            measured["quiet"],
+        )
+    return found
+
+
 @torch.inference_mode()
 def measure_reading(rounds: int) -> dict[str, float]:
     """Long streams (16 lanes, memories of 128 and 1,024) and one token at a time (one lane, memory 512)."""
@@ -113,7 +155,7 @@ def measure_reading(rounds: int) -> dict[str, float]:
     return found
 
 
-def output_layer_memory(chunked: bool) -> None:
+def output_layer_memory(*, chunked: bool) -> None:
     """Prints the peak memory in MiB that a 50k output layer adds to a process, forward and backward."""
     from spalm.lm import Vocabulary
 
@@ -150,16 +192,21 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--lanes", type=int, default=16)
     parser.add_argument("--threads", type=int)
+    parser.add_argument("--taken-core", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--output-layer", choices=["chunked", "whole"], help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.output_layer:
-        output_layer_memory(options.output_layer == "chunked")
+        output_layer_memory(chunked=options.output_layer == "chunked")
         return
     Hardware("cpu", options.threads).prepare()
+    if options.taken_core:
+        print(json.dumps(share_of_quiet_speed(options.rounds, options.lanes)))
+        return
     found = {
         **measure_training(options.rounds, options.lanes),
         **measure_reading(options.rounds),
         **measure_memory(),
+        **measure_taken_core(max(1, options.rounds // 3), options.lanes, options.threads),
         "command": " ".join(["python", *sys.argv]),
         "seed": 0,
         "hardware": f"{os.cpu_count()} cores, {platform.machine()}, torch {torch.__version__}",
