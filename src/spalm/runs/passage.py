@@ -16,7 +16,7 @@ from spalm.runs.rows import REFERENCE_ROW
 
 
 @dataclass(frozen=True)
-class Passage:
+class CorpusPassage:
     """Consecutive positions of a split."""
 
     corpus: Corpus
@@ -29,7 +29,9 @@ class Passage:
         return self.corpus.split(self.split)
 
 
-def print_passage(passage: Passage, spalm: Records, reference: Records, entries: Entries, console: Console) -> None:
+def print_passage(
+    passage: CorpusPassage, spalm: Records, reference: Records, entries: Entries, console: Console
+) -> None:
     """Prints one line for each token, from the records of SPALM and of transformer-XL.
 
     Retrieved tokens that are the one that came are marked.
