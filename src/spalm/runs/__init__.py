@@ -3,7 +3,7 @@
 from spalm.runs.evaluation import Evaluation, EvaluationSettings, Unit, evaluate_model, in_all_units
 from spalm.runs.finished import RECIPE, FinishedRun
 from spalm.runs.mixtures import load_mixture, mix_adaptively, mix_knn, mixture_file
-from spalm.runs.passage import CorpusPassage, passage_of, print_passage, retrieved_tokens, where_memory_helped
+from spalm.runs.passage import SplitPassage, passage_of, print_passage, retrieved_tokens, where_memory_helped
 from spalm.runs.recipe import PaperRow, Recipe, read_recipe, recipe_folder
 from spalm.runs.records import Records, keep_records, records_stage
 from spalm.runs.results import RESULTS, ResultRow, print_results, result_row, without_memory, write_results
@@ -35,7 +35,7 @@ __all__ = [
     "NetworkName",
     "PREFERRED_ROWS",
     "PaperRow",
-    "CorpusPassage",
+    "SplitPassage",
     "RECIPE",
     "REFERENCE_ROW",
     "RESULTS",

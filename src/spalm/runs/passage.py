@@ -16,7 +16,7 @@ from spalm.runs.rows import REFERENCE_ROW
 
 
 @dataclass(frozen=True)
-class CorpusPassage:
+class SplitPassage:
     """Consecutive positions of a split."""
 
     corpus: Corpus
@@ -30,7 +30,7 @@ class CorpusPassage:
 
 
 def print_passage(
-    passage: CorpusPassage, spalm: Records, reference: Records, entries: Entries, console: Console
+    passage: SplitPassage, spalm: Records, reference: Records, entries: Entries, console: Console
 ) -> None:
     """Prints one line for each token, from the records of SPALM and of transformer-XL.
 

@@ -20,7 +20,7 @@ from spalm.runs.checks import exclusion_notice, refuse_unless_trainable, resolve
 from spalm.runs.evaluation import Evaluation, evaluate_model
 from spalm.runs.finished import RECIPE
 from spalm.runs.mixtures import mix_adaptively, mix_knn
-from spalm.runs.passage import CorpusPassage, print_passage, where_memory_helped
+from spalm.runs.passage import SplitPassage, print_passage, where_memory_helped
 from spalm.runs.recipe import Recipe
 from spalm.runs.records import Records
 from spalm.runs.results import RESULTS, ResultRow, print_results, result_row, write_results
@@ -174,7 +174,7 @@ class Run:
         spalm, reference = self.records("spalm", memory_length), self.records(REFERENCE_ROW, memory_length)
         rows = where_memory_helped(self.corpus.split("test"), spalm, reference, _PASSAGE_TOKENS)
         console.print("Where the long-term memory helped most in test; retrieved tokens that came are in green.")
-        print_passage(CorpusPassage(self.corpus, "test", rows), spalm, reference, self.memory.entries(), console)
+        print_passage(SplitPassage(self.corpus, "test", rows), spalm, reference, self.memory.entries(), console)
 
     def _on_first_rank(self, make: Callable[[], Made], open_made: Callable[[], Made]) -> Made:
         """Makes an artifact on the first rank, while the others wait and then open it."""
