@@ -9,6 +9,10 @@ import pytest
 import torch
 from rich.console import Console
 
+from support import typecheck
+
+typecheck.install()  # before spalm is imported
+
 from spalm.api import attach_and_export, carry_out
 from spalm.attachment import AttachSettings
 from spalm.compute import Execution, Hardware

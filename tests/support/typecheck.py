@@ -1,15 +1,34 @@
-"""The type checker of the tests: every annotation in spalm, shapes included, is checked when a function is called.
+"""Checks shapes and types when functions are called, in every module of spalm that annotates arrays with jaxtyping.
 
-jaxtyping's import hook applies it (`--jaxtyping-packages` in pyproject.toml); outside the tests nothing is checked.
+Only the tests do that: `install` is called before they import spalm, and jaxtyping's import hook decorates functions and
+dataclasses of those modules with `checked`.
 """
 
 from collections.abc import Callable
-from types import UnionType
-from typing import Any, Literal, Self, Union, get_args, get_origin
+from importlib.util import find_spec
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin
 
+import numpy as np
+import torch
 from beartype import BeartypeConf, beartype
+from jaxtyping import AbstractArray, install_import_hook
 
 _check = beartype(conf=BeartypeConf(is_pep484_tower=True))  # an int is a float, as type checkers have it
+_KNOWN = {np.ndarray, torch.Tensor, Path, str, bytes, bool, float, NoneType}
+_GENERIC = {list, dict, tuple, set}
+
+
+def install() -> None:
+    """Has the modules that annotate arrays checked from now on; they must not have been imported."""
+    spec = find_spec("spalm")
+    assert spec is not None
+    assert spec.submodule_search_locations is not None
+    root = Path(spec.submodule_search_locations[0])
+    files = [path for path in root.rglob("*.py") if "from jaxtyping import" in path.read_text(encoding="utf-8")]
+    names = [".".join(("spalm", *path.relative_to(root).with_suffix("").parts)) for path in files]
+    install_import_hook(names, "support.checked")
 
 
 def checked(function: Callable) -> Callable:
@@ -19,15 +38,19 @@ def checked(function: Callable) -> Callable:
 
 
 def _checkable(hint: Any) -> Any:
-    """Returns a hint without what only pyright can check.
+    """Returns a hint of arrays and plain values only: `object` stands for all others, which are left to pyright.
 
-    These are protocols (asking an object for all their attributes would compute its properties), and `Self`, which
-    beartype knows only in classes that it decorates whole, while jaxtyping decorates functions.
+    In the tests a stub may stand for a class of spalm; numpy's integers pass for Python's.
     """
     origin, arguments = get_origin(hint), get_args(hint)
-    if hint is Self or getattr(origin or hint, "_is_protocol", False):
-        return object
-    if not arguments or origin is Literal or origin is Callable:
+    if hint in _KNOWN or hint is ... or origin is Literal:
         return hint
-    known = tuple(map(_checkable, arguments))
-    return Union[known] if origin in (Union, UnionType) else origin[known]  # noqa: UP007
+    if hint is int:
+        return int | np.integer
+    if isinstance(hint, type) and issubclass(hint, AbstractArray):
+        return hint
+    if origin in (Union, UnionType):
+        return Union[tuple(map(_checkable, arguments))]  # noqa: UP007
+    if origin in _GENERIC:
+        return origin[tuple(map(_checkable, arguments))]
+    return object
