@@ -1,7 +1,7 @@
 """Checks shapes and types when functions are called, in every module of spalm that annotates arrays with jaxtyping.
 
-Only the tests do that: `install` is called before they import spalm, and jaxtyping's import hook decorates functions and
-dataclasses of those modules with `checked`.
+Only the tests do that: `install` is called before they import spalm, and jaxtyping's import hook decorates the
+functions and dataclasses of those modules with `checked`.
 """
 
 from collections.abc import Callable
