@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 _FORKS = multiprocessing.get_context("forkserver")
@@ -58,8 +59,7 @@ def spalm(*arguments: object, **more) -> subprocess.CompletedProcess:
         return subprocess.run([*SPALM, *command], capture_output=True, text=True, **more)
     with tempfile.TemporaryDirectory() as folder:
         out, errors = Path(folder, "out"), Path(folder, "errors")
-        process = _FORKS.Process(target=_main, args=(command, out, errors, more.get("cwd") or Path.cwd()))
-        process.start()
+        process = _start(command, out, errors, more.get("cwd") or Path.cwd())
         process.join(PATIENCE)
         if process.exitcode is None:
             process.kill()
@@ -69,6 +69,17 @@ def spalm(*arguments: object, **more) -> subprocess.CompletedProcess:
             process.exitcode,
             *(path.read_text() if path.exists() else "" for path in (out, errors)),
         )
+
+
+def begun(*arguments: object) -> BaseProcess:
+    """Starts a command whose work begins at once, to be killed; what it prints is lost."""
+    return _start([*map(str, arguments)], Path(os.devnull), Path(os.devnull), Path.cwd())
+
+
+def _start(command: list[str], out: Path, errors: Path, folder: Path) -> BaseProcess:
+    process = _FORKS.Process(target=_main, args=(command, out, errors, folder))
+    process.start()
+    return process
 
 
 def _main(command: list[str], out: Path, errors: Path, folder: Path) -> None:
