@@ -182,7 +182,7 @@ def test_unsearched_positions_move_on_from_the_one_before(attached, examples):
             have = {}
         else:
             came = int(part.targets[position - 1])
-            right = {id: gap for id, gap in have.items() if int(entries.tokens_of(np.array(id))) == came}
+            right = {id: gap for id, gap in have.items() if entries.tokens_of(np.array([id]))[0] == came}
             same = {id for id in right if held.index_of(np.array(id)) == held.index_of(np.array(id + 1))}
             have = {id + 1: gap for id, gap in right.items() if id in same}
         there = found.present[position]

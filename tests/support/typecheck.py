@@ -4,7 +4,8 @@ Only the tests do that: `install` is called before they import spalm, and jaxtyp
 functions and dataclasses of those modules with `checked`.
 """
 
-from collections.abc import Callable
+import ast
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from types import NoneType, UnionType
@@ -13,7 +14,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 import numpy as np
 import torch
 from beartype import BeartypeConf, beartype
-from jaxtyping import AbstractArray, install_import_hook
+from jaxtyping import AbstractArray, _import_hook, install_import_hook
 
 _check = beartype(conf=BeartypeConf(is_pep484_tower=True))  # an int is a float, as type checkers have it
 _KNOWN = {np.ndarray, torch.Tensor, Path, str, bytes, bool, float, NoneType}
@@ -28,7 +29,27 @@ def install() -> None:
     root = Path(spec.submodule_search_locations[0])
     files = [path for path in root.rglob("*.py") if "from jaxtyping import" in path.read_text(encoding="utf-8")]
     names = [".".join(("spalm", *path.relative_to(root).with_suffix("").parts)) for path in files]
+    _import_hook.JaxtypingTransformer.visit_FunctionDef = _visit_function
     install_import_hook(names, "support.checked")
+
+
+_visit = _import_hook.JaxtypingTransformer.visit_FunctionDef
+
+
+def _visit_function(visitor: _import_hook.JaxtypingTransformer, node: ast.FunctionDef) -> ast.AST:
+    """Decorates a function unless it is a generator: `torch.inference_mode` has to see that it is one."""
+    own = [child for statement in node.body for child in _outside_of_functions(statement)]
+    if any(isinstance(child, ast.Yield | ast.YieldFrom) for child in own):
+        visitor.generic_visit(node)
+        return node
+    return _visit(visitor, node)
+
+
+def _outside_of_functions(node: ast.AST) -> Iterator[ast.AST]:
+    yield node
+    if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef):
+        for child in ast.iter_child_nodes(node):
+            yield from _outside_of_functions(child)
 
 
 def checked(function: Callable) -> Callable:

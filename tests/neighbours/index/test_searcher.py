@@ -181,7 +181,7 @@ def test_any_sequence_of_changes_is_found_as_a_plain_list_would_be(tmp_path_fact
                 entries = memory.entries()
                 index = build_index("faiss", entries, 0, folder)
                 index.effort = index.most_effort
-                searchers.append(Searcher(memory, index, int(entries.ids(np.array(len(entries) - 1))) + 1))
+                searchers.append(Searcher(memory, index, int(entries.ids(np.array([len(entries) - 1]))[0]) + 1))
         elif step == "forget" and plain:
             names = sorted({name for name, _, _ in plain.values()})
             name = names[value % len(names)]

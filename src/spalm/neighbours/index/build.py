@@ -112,7 +112,7 @@ def make_searcher(
             index = build_index(kind, entries, seed, work, engine)
         except RuntimeError as error:
             raise OSError(errno.EIO, f"the index could not be made ({_last_line(error)})", str(directory)) from None
-        next_id = 0 if kind == "exact" else int(entries.ids(np.array(len(entries) - 1))) + 1
+        next_id = 0 if kind == "exact" else int(entries.ids(np.array([len(entries) - 1]))[0]) + 1
         searcher = Searcher(memory, index, next_id, parallel)
         index.effort = 1
         sample = _RecallSample(entries, settings.neighbours, seed, parallel)

@@ -94,7 +94,7 @@ class Searcher:
         for start, stop in chunks(entries.first_row(self.next_id), end, _BLOCK):
             if not self.index.add(entries.labels(start, stop), entries.keys(start, stop)):
                 return False
-        self.next_id = max(self.next_id, int(entries.ids(np.array(end - 1))) + 1 if end else 0)
+        self.next_id = max(self.next_id, int(entries.ids(np.array([end - 1]))[0]) + 1 if end else 0)
         if len(gaps := entries.gaps(self.next_id)):
             self.index.delete(gaps)
         return True
