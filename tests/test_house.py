@@ -254,9 +254,8 @@ def test_a_network_of_the_papers_shape_takes_a_step(name):
     memory = []
     for first in range(0, 24, 12):
         part = text[:, first : first + 12]
-        loss, memory = segment_loss(
-            model, 16, Batch(np.arange(first, first + 12) + np.zeros((2, 1), int), part, part), memory
-        )
+        positions = np.arange(first, first + 12)[None].repeat(2, 0)
+        loss, memory = segment_loss(model, 16, Batch(positions, part, part), memory)
         loss.backward()
     assert all(parameter.grad is not None for parameter in model.parameters())
     assert memory[0].shape == (2, 16, 16)
@@ -264,7 +263,9 @@ def test_a_network_of_the_papers_shape_takes_a_step(name):
 
 def test_the_readme_names_commands_and_files_that_exist():
     readme = (ROOT / "README.md").read_text()
-    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    makefile = (ROOT / "Makefile").read_text()
+    targets = set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))
+    targets |= {f"bench-{name}" for name in re.findall(r"BENCHMARKS := (.*)", makefile)[0].split()}
     for target in re.findall(r"(?:`|^)make ([a-z-]+)", readme, re.MULTILINE):
         assert target in targets, target
     for path in re.findall(r"\]\(([^)#:]+)\)", readme):
@@ -274,5 +275,6 @@ def test_the_readme_names_commands_and_files_that_exist():
     from spalm.cli import app
 
     verbs = get_command(app).commands
-    for verb in re.findall(r"^\$? ?(?:\S+/)?spalm ([a-z]+)", readme, re.MULTILINE):
+    examples = "".join(re.findall(r"```(?:\w*)\n(.*?)```", readme, re.DOTALL))
+    for verb in re.findall(r"^\$? ?(?:\S+/)?spalm ([a-z]+)", examples, re.MULTILINE):
         assert verb in verbs, verb
