@@ -120,7 +120,7 @@ def test_scores_are_the_decoders(any_model):
     plain = any_model.network.target_log_probabilities(encoded.hidden, torch.tensor(tokens[1:]))
     np.testing.assert_allclose([each.log_probability for each in score.tokens], expected, atol=1e-3)
     np.testing.assert_allclose([each.without_memory for each in score.tokens], plain, atol=1e-3)
-    assert "".join(each.text for each in score.tokens).split() == text.split()
+    assert tokeniser.separator.join(each.text for each in score.tokens).split() == text.split()
     assert score.perplexity == pytest.approx(math.exp(-np.mean([each.log_probability for each in score.tokens])))
     assert score.perplexity_without_memory == pytest.approx(math.exp(-float(plain.mean())), rel=1e-3)
     with pytest.raises(spalm.InputError, match="the text is empty"):

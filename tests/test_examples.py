@@ -63,5 +63,5 @@ def test_the_papers_table(tmp_path):
     recipe = tmp_path / "small.yaml"
     recipe.write_text(make_run(texts, tmp_path / "unused").recipe.model_dump_json())
     shown = run_notebook("the_papers_table.ipynb", tmp_path, RECIPE=str(recipe), SETTINGS={"training.steps": 60})
-    assert "spalm-adaptive" in shown[0]
+    assert any("spalm-adaptive" in text for text in shown)
     assert sum("image/png" in text for text in shown) == 2

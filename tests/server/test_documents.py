@@ -159,12 +159,12 @@ def test_an_index_takes_in_what_was_added(folder):
     held: list[Model] = []
     client = client_of(server_of(attached, lambda model: held.append(with_index(model)) or held[0]))
     searcher, before = held[0].search.searcher, secret_score(client)
-    begun = searcher.upto
+    begun = searcher.next_id
     assert add(client, "secret") == 201
-    assert searcher.upto == begun
+    assert searcher.next_id == begun
     assert secret_score(client) > before + 5
     assert add(client, "long", "nu1 nu2 nu3 .\n" * 1500) == 201
-    assert searcher.upto > begun + 8192
+    assert searcher.next_id > begun + 8192
     assert secret_score(client) > before + 5
     for name in ("secret", "long"):
         assert client.delete(f"{PATH}/{name}").status_code == 200

@@ -104,15 +104,13 @@ class HeldEncoder:
         held = self
 
         class Waiting(Encoder):
-            def keys(self, *about: Any) -> np.ndarray:
-                *rest, progress = about
-
+            def keys(self, *about: Any, progress: Callable[[int], None]) -> np.ndarray:
                 def wait(positions: int) -> None:
                     held.begun.set()
                     assert held.let_go.wait(PATIENCE)
                     progress(positions)
 
-                return super().keys(*rest, wait)
+                return super().keys(*about, progress=wait)
 
         encoder = model.encoder
         model.models.encoder = Waiting(**{name: getattr(encoder, name) for name in encoder.__dataclass_fields__})

@@ -48,7 +48,7 @@ async function open(position) {
   state.chosen = position;
   choose(position, position);
   await busy(detail);
-  if (matchMedia("(max-width: 60rem)").matches) {
+  if (matchMedia("(max-width: 68rem)").matches) {
     hideTip();
     $("detail").scrollIntoView({ block: "start" });
   }
