@@ -8,6 +8,8 @@ shards of both engines must have the same bytes. Processor seconds, those of Ray
 overhead and what is other people's load on the machine.
 """
 
+import spalm  # noqa: F401  # isort: skip  # before torch is loaded, so that its threads do not spin
+
 import argparse
 import os
 import shutil

@@ -5,6 +5,8 @@ batch are a recipe's; the text is the standard library of this Python. Neighbour
 training, but it holds random entries: making it is another benchmark.
 """
 
+import spalm  # noqa: F401  # isort: skip  # before torch is loaded, so that its threads do not spin
+
 import argparse
 import statistics
 import time
@@ -101,12 +103,15 @@ def main() -> None:
     training, length = recipe.training, recipe.training.memory_length
     streams = TrainingBatches(corpus.split("train"), training.batch_size, training.segment_length, 1)
     plain = Transformer(recipe.network, corpus.vocabulary).initialise(1)
-    spalm = Spalm(Transformer(recipe.network, corpus.vocabulary), gate).initialise(1)
+    with_memory = Spalm(Transformer(recipe.network, corpus.vocabulary), gate).initialise(1)
     retriever = Retriever(table, "train", gate.neighbours)
     both = [
         Steps(plain, lambda batch, memory: segment_loss(plain, length, batch, memory), streams, recipe),
         Steps(
-            spalm, lambda batch, memory: spalm_segment_loss(spalm, retriever, length, batch, memory), streams, recipe
+            with_memory,
+            lambda batch, memory: spalm_segment_loss(with_memory, retriever, length, batch, memory),
+            streams,
+            recipe,
         ),
     ]
     for each in both:

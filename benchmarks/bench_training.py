@@ -7,6 +7,8 @@ FLOPs are counted, not estimated: those of the matrix products that forward and 
 same run: with threads that sleep while they wait, as the package has them, and with spinning threads for comparison.
 """
 
+import spalm  # noqa: F401  # isort: skip  # before torch is loaded, so that its threads do not spin
+
 import argparse
 import json
 import os
@@ -98,7 +100,7 @@ def share_of_quiet_speed(rounds: int, lanes: int) -> dict[str, float]:
     training = Training(lanes)
     training.step(), training.step()
     quiet, taken = [], []
-    busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    busy = subprocess.Popen([sys.executable, "-c", f"import os\nwhile os.getppid() == {os.getpid()}: pass"])
     try:
         for _ in range(rounds):
             busy.send_signal(signal.SIGSTOP)

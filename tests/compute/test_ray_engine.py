@@ -75,7 +75,7 @@ def encoder(corpus) -> Encoder:
 def remembered(corpus, folder: Path, engine) -> Memory:
     own, train = encoder(corpus), corpus.split("train")
     memory = open_memory(folder, own, MemorySettings(), train)
-    remember(memory, own, train, source_of_split(corpus, "train"), engine=engine)
+    remember(memory, own, train, source_of_split(corpus, "train"), execution=Execution(cluster=engine))
     return memory
 
 
