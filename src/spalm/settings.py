@@ -18,7 +18,7 @@ class Settings(pydantic.BaseModel):
 
     @classmethod
     def parse(cls, values: Mapping[str, Any], where: str) -> Self:
-        """Returns settings with these values; the first wrong one becomes an error of one line that begins with `where`."""
+        """Returns settings with these values; the first wrong one becomes a one-line error that begins with `where`."""
         try:
             return cls.model_validate(values)
         except pydantic.ValidationError as error:
