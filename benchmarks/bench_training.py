@@ -20,6 +20,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from spalm.compute import Hardware
@@ -56,7 +57,8 @@ class Training:
         self.model = Transformer(network, VOCABULARY).initialise(0)
         self.optimiser = make_optimiser(OptimiserSettings(learning_rate=1e-4), self.model)
         text = torch.randint(VOCABULARY, (lanes, SEGMENT + 1))
-        self.batch = Batch(None, text[:, :-1], text[:, 1:])
+        positions = np.arange(lanes * SEGMENT).reshape(lanes, SEGMENT)
+        self.batch = Batch(positions, text[:, :-1], text[:, 1:])
         self.tokens = lanes * SEGMENT
         self.memory: list[torch.Tensor] = []
 

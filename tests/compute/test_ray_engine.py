@@ -122,10 +122,10 @@ class DyingWriting(_ShardWriter):
     """Its process is killed in the middle of the third shard, the first time: keys are there, tokens are not."""
 
     def __call__(self, part: JobPart, progress):
-        def dying(path: Path, *about) -> None:
+        def dying(path: Path, *arguments, **options) -> None:
             if path.suffix == ".tokens":
                 die_once(self.memory.directory.parent / "killed-writing", part)
-            write_atomically(path, *about)
+            write_atomically(path, *arguments, **options)
 
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(shards, "write_atomically", dying)

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.distributed import HashStore
 
-from spalm.compute import Hardware, Ranks
+from spalm.compute import Execution, Hardware, Ranks
 from spalm.errors import InputError
 from spalm.runs import Run, read_recipe
 from spalm.training import replica
