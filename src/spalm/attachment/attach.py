@@ -53,8 +53,8 @@ def attach(model: str, texts: list[Path], directory: Path, settings: AttachSetti
     _fit_and_measure(base, corpus, memory, settings, directory=directory, execution=execution)
     for split in HELD_OUT:
         remember(memory, base.encoder, corpus.split(split), source_of_split(corpus, split), execution=execution)
-    about = {"source": Path(model).name, "model": _location(folder, directory), "digest": base.digest}
-    artifact.write_json(directory / ATTACHED_FILE, {**about, "settings": settings.as_json()})
+    description = {"source": Path(model).name, "model": _location(folder, directory), "digest": base.digest}
+    artifact.write_json(directory / ATTACHED_FILE, {**description, "settings": settings.as_json()})
     return Attached(directory, execution.hardware)
 
 
@@ -79,7 +79,7 @@ def _remember_training(base: PretrainedBase, corpus: Corpus, directory: Path, ex
 
 
 def _location(folder: PretrainedFolder, directory: Path) -> str:
-    """Returns the model's path: relative if it is within the directory, so that this can be moved, else absolute."""
+    """Returns the model's path: relative within `directory`, so that the directory can be moved, else absolute."""
     path = folder.path.resolve()
     within = path.is_relative_to(directory.resolve())
     return str(path.relative_to(directory.resolve()) if within else path)
@@ -125,9 +125,10 @@ def _fit_and_measure(
 
 
 def _search_of_training(corpus: Corpus, memory: Memory, settings: AttachSettings, index: Path) -> Search:
-    """Returns a search of the training documents alone, whatever was remembered since.
+    """Returns a search of the training documents alone, whatever else the memory holds by now.
 
-    Training positions do not find their own document; where nearly all text is one document, their surroundings.
+    A training position finds nothing of its own document or, where one document is most of the text, nothing of its
+    surroundings.
     """
     train = corpus.split("train")
     first = memory.first_id(source_of_split(corpus, "train"))

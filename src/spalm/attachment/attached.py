@@ -1,9 +1,9 @@
 """A frozen, pretrained language model with its memory, as it lies on disk.
 
-DIR/attached.json    which model it is attached to, and how it is read
+DIR/attached.json    which model the memory is attached to, and the settings
 DIR/model            the model, if it had to be converted
 DIR/corpus           the texts: train, dev and test by document
-DIR/memory           every position of the training documents, and at the end of dev and test too
+DIR/memory           every position of the training documents and, once the figures are measured, of dev and test
 DIR/index            the index for live searches
 DIR/combiner         the adaptive mixture, kNN-LM's setting, the search policy, and what they gained
 """
@@ -53,7 +53,7 @@ def is_attached(directory: Path) -> bool:
 
 
 class Attached:
-    """A pretrained model with its memory, opened to be used."""
+    """A pretrained model with its memory, opened for use."""
 
     def __init__(self, directory: Path | str, hardware: Hardware):
         self.directory = Path(directory)
@@ -62,14 +62,14 @@ class Attached:
             raise InputError(
                 f"{self.directory} holds no model with a memory (no {ATTACHED_FILE}); make one with `spalm attach`"
             )
-        about = artifact.read_json(path)
-        self.settings = AttachSettings.parse(about["settings"], str(path))
-        self.source: str = about["source"]
+        description = artifact.read_json(path)
+        self.settings = AttachSettings.parse(description["settings"], str(path))
+        self.source: str = description["source"]
         """Name of the model when the memory was attached."""
-        folder = PretrainedFolder(self.directory / about["model"])
+        folder = PretrainedFolder(self.directory / description["model"])
         if not folder.path.is_dir():
             raise InputError(f"{folder.path}, the model of {self.directory}, is gone; put it back, or attach again")
-        self.base = PretrainedBase(folder, about["digest"], hardware, self.settings.context, self.settings.stride)
+        self.base = PretrainedBase(folder, description["digest"], hardware, self.settings.context, self.settings.stride)
         self.corpus = Corpus(self.directory / "corpus")
         self.memory = Memory(self.directory / "memory")
         self.combiner_artifact = Artifact(self.directory / "combiner", COMBINER_KIND)

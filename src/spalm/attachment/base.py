@@ -15,7 +15,7 @@ from spalm.lm.pretrained import PretrainedFolder, PretrainedModel
 from spalm.memory import Encoder
 
 _ENTRIES_PER_SHARD = 1 << 13
-"""Number of entries after which keys are put on disk; a pretrained model is slow, so there are few."""
+"""Number of entries after which keys are written to disk; it is low, as a pretrained model is slow."""
 _LANES_ON_GPU = 16
 """Number of windows that a GPU reads side by side."""
 
@@ -39,7 +39,7 @@ class PretrainedBase(SentByFields):
 
     @cached_property
     def device(self) -> torch.device:
-        """The device on which it computes."""
+        """The device on which the model computes."""
         return self.hardware.prepare()
 
     @cached_property

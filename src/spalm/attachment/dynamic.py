@@ -12,13 +12,13 @@ from spalm.neighbours import MISSING
 from spalm.semiparametric import Retrieved
 
 _BATCH = 512
-"""Positions that are searched for at a time."""
+"""Number of positions whose neighbours are searched at a time."""
 
 
 def nearest_in_past(
     keys: Float[np.ndarray, "n width"], tokens: Int[np.ndarray, "n"], count: int, reach: int | None = None
 ) -> Retrieved:
-    """Returns the nearest earlier positions of the same text, among the last `reach`; None: among all."""
+    """Returns the neighbours of each position among the last `reach` positions before it; None: among all."""
     n = len(keys)
     count = min(count, max(1, n))
     vectors, targets = torch.from_numpy(keys.astype(np.float32)), torch.from_numpy(tokens.astype(np.int64))

@@ -1,7 +1,7 @@
 """Examples from which a combiner learns, on which it is calibrated, and on which it is measured.
 
-The mixture learns from training positions whose neighbours are from other documents: to a frozen model they are as new
-as dev.
+The mixture learns from training positions whose neighbours are from other documents. A frozen model was not trained on
+them, so they are as new to it as dev.
 """
 
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ _BATCH = 256
 _PIECE = 256
 """Length of the pieces of consecutive positions that are learned from."""
 _QUESTION_SHARE = 5
-"""One position in so many is learned from as part of a question."""
+"""Number of training positions for each position that is learned from as part of a question."""
 _QUESTION_TOKENS, _LEAST_CONTEXT = 48, 6
 """Number of tokens of a question, and the offset in it of the first position that is learned from."""
 
@@ -38,7 +38,7 @@ class ExampleSets:
     advanced: TrainingExamples
     """The training positions again, with neighbours advanced from the position before instead of searched for."""
     questions: TrainingExamples
-    """Training text again in the way of questions: with little context, and with its own document in the memory."""
+    """Pieces of training text read as questions are: with little context, and with their own document in the memory."""
     dev: TrainingExamples
     test: TrainingExamples
     test_text: TokenStream
@@ -64,7 +64,7 @@ def _training_examples(
 ) -> list[TrainingExamples]:
     """Returns training positions with neighbours from other documents, searched for and advanced.
 
-    They are in pieces of the memory's own documents. Their keys are their hidden states.
+    They are pieces of consecutive entries of the memory, whose keys serve as their hidden states.
     """
     entries = memory.entries()
     count = len(entries) if search.below is None else entries.first_row(search.below)
@@ -86,8 +86,8 @@ def _question_examples(
 ) -> TrainingExamples:
     """Returns short pieces from within training documents, read as if they were the beginning of a text.
 
-    Held-out text never shows that a memory may hold the very words; a question about what it holds does. Without these,
-    a fact that stands in one document only is not trusted.
+    For held-out text the memory never holds the very same words; for a question about its documents it does. Without
+    these examples the mixture would not trust a fact that stands in only one document.
     """
     random = np.random.default_rng(settings.seed)
     starts = random.integers(
@@ -127,9 +127,9 @@ def examples_from_hidden(
 def examples_with_each(
     base: PretrainedBase, hidden: Tensor, neighbours: list[Retrieved], targets: Tensor
 ) -> list[TrainingExamples]:
-    """Returns the same positions once with each of several sets of neighbours; the model predicts once."""
-    # Results are allocated beforehand. Otherwise what is kept of each batch would lie where its large tensors had been,
-    # and those of the next batch would not fit there: that fragmentation cost gigabytes.
+    """Returns the examples of some positions for each of several sets of neighbours; the model predicts only once."""
+    # Results are allocated beforehand: small tensors kept from each batch would fragment the heap, as the large ones
+    # of the next batch would not fit between them. That cost gigabytes.
     outputs, log_base = [BaseOutputs.allocate(hidden, retrieved) for retrieved in neighbours], torch.empty(len(hidden))
     with bar("predict", len(hidden)) as shown:
         for rows, log_probabilities in predict_in_batches(base, hidden):
@@ -141,7 +141,7 @@ def examples_with_each(
 
 
 def predict_in_batches(base: PretrainedBase, hidden: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yields (rows, log-probabilities of the whole vocabulary), some rows at a time."""
+    """Yields (rows, log-probabilities of the whole vocabulary), batch by batch."""
     for rows in torch.arange(len(hidden)).split(_BATCH):
         with torch.no_grad():
             yield rows, base.model.log_probabilities(hidden[rows].to(base.device)).cpu()

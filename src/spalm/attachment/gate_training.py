@@ -22,7 +22,7 @@ class GateTrainingSettings(Settings):
     passes: int = Field(default=2, gt=0)
     """Passes over the training positions."""
     batch_size: int = Field(default=256, gt=0)
-    """Positions in a step; the logits of all of them are in memory at once."""
+    """Number of positions in a training step; the logits of all of them are in memory at once."""
     learning_rate: float = Field(default=1e-3, gt=0)
     """Highest learning rate; it falls to 0 along a cosine."""
     weight_decay: float = Field(default=0.01, ge=0)
@@ -50,7 +50,7 @@ def learn_gate(
 
 @torch.no_grad()
 def gate_log_probabilities(gate: Gate, model: PretrainedModel, examples: TrainingExamples) -> Float[Tensor, "n"]:
-    """Returns log p of the token that came at each position, through the gate."""
+    """Returns log p of the actual token at each position, through the gate."""
     batches = examples.batches(_BATCH)
     return torch.cat([_target_log_probabilities(gate, model, batch).cpu() for batch in batches])
 

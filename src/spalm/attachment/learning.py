@@ -54,5 +54,5 @@ def fit_combiner(settings: AttachSettings, examples: ExampleSets, model: Pretrai
 
 @torch.no_grad()
 def mixture_log_probabilities(mixture: AdaptiveMixture, examples: TrainingExamples) -> Float[Tensor, "n"]:
-    """Returns log p of the token that came at each position, by the mixture."""
+    """Returns log p of the actual token at each position under the mixture."""
     return torch.cat([mixture.target_log_probabilities(batch) for batch in examples.batches(_BATCH)])

@@ -74,7 +74,7 @@ def advance_unsearched(
 ) -> Retrieved:
     """Returns the neighbours of consecutive positions of a text when only some of them are searched.
 
-    At the others, the neighbours of the position before are advanced, within the document.
+    At the other positions, the neighbours of the position before are advanced, within the document.
     """
     retrieved, targets = examples.retrieved, examples.targets
     found = Retrieved(retrieved.tokens.clone(), retrieved.distances.clone(), retrieved.ids.clone())

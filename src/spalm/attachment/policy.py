@@ -1,8 +1,8 @@
-"""A policy of searching only where it pays: it predicts from the hidden state how much a search would gain.
+"""The search policy, which searches the memory only where that pays. The paper names this as a future direction.
 
-The paper names this as a future direction. A small network predicts the gain in log-probability from h_t; a position is
-searched if the prediction is above a threshold, the quantile on dev that a budget asks for. Elsewhere those neighbours
-of the previous position that were right are advanced by one entry, which needs no search.
+A small network predicts from h_t the gain in log-probability that a search would bring; a position is searched if the
+prediction is above a threshold, the quantile on dev that matches the wanted share of searches. Elsewhere those
+neighbours of the previous position whose token was right are advanced by one entry, which needs no search.
 """
 
 import torch
@@ -17,7 +17,7 @@ _LEAST, _MOST = -2.0, 4.0
 """Bounds in nats between which gains are clamped: beyond them the exact value does not matter."""
 
 ALWAYS_SEARCH = -1e9
-"""A threshold that every prediction is above."""
+"""A threshold that is below every prediction."""
 
 
 class PolicySettings(Settings):
@@ -28,7 +28,7 @@ class PolicySettings(Settings):
     passes: int = Field(default=8, gt=0)
     """Passes over the training positions."""
     batch_size: int = Field(default=1024, gt=0)
-    """Positions in a step."""
+    """Number of positions in a training step."""
     learning_rate: float = Field(default=2e-3, gt=0)
     """Highest learning rate; it falls to 0 along a cosine."""
     weight_decay: float = Field(default=0.01, ge=0)
@@ -54,7 +54,7 @@ class SearchPolicy(nn.Module):
         )
 
     def forward(self, hidden: Float[Tensor, "n width"]) -> Float[Tensor, "n"]:
-        """Returns the gain in nats to be expected of a search."""
+        """Returns the gain in nats that is expected of a search at each position."""
         return self.network(hidden.float())[..., 0]
 
 

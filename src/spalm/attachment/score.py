@@ -28,7 +28,7 @@ def remember_files(attached: Attached, paths: list[Path], execution: Execution) 
 def score_files(attached: Attached, paths: list[Path]) -> dict[str, Any]:
     """Returns the perplexity per token of texts that the memory does not hold.
 
-    Dynamic figures are those with a search of the texts' own past, too. Nothing of the texts is kept.
+    For the dynamic figures the texts' own past is searched as well. Nothing of the texts is kept.
     """
     text = tokenise_files(paths, attached.corpus.tokeniser)
     if not len(text):

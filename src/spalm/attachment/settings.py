@@ -44,7 +44,7 @@ class AttachSettings(Settings):
     policy: PolicySettings = PolicySettings()
     """The policy that decides where to search."""
     cache: int = Field(default=2000, gt=0)
-    """Number of last positions that the continuous cache, a dynamic mode, searches."""
+    """Number of preceding positions that the continuous cache, a dynamic mode, searches."""
     seed: int = Field(default=1, ge=0)
     """Seed of the random samples."""
 

@@ -26,7 +26,7 @@ class Citation:
     start: int
     """First character of the part in the answer."""
     end: int
-    """Character behind its last."""
+    """Character after the last of the part."""
     sources: list[CitedSource]
 
     @property
@@ -56,17 +56,17 @@ class GeneratedToken:
 
     id: int
     text: str
-    """Text that it adds; empty while a character is not complete, and for a token that ends the answer."""
+    """Text that the token adds; empty while a character is not complete, and for a token that ends the answer."""
     log_probability: float | None
-    """None for the first token of a prompt, which nothing precedes."""
+    """Log-probability of the token; None for the first token of a prompt, which nothing precedes."""
     memory_share: float = 0.0
-    """Share of its probability that came from the memory."""
+    """Share of the token's probability that came from the memory."""
     sources: list[CitedSource] = field(default_factory=list)
-    """Places in the memory that proposed it."""
+    """Places in the memory that proposed the token."""
     likely: list[tuple[int, float]] = field(default_factory=list)
-    """The likeliest tokens at its place and their log-probabilities."""
+    """The likeliest tokens at this place and their log-probabilities."""
     finish_reason: FinishReason | None = None
-    """Set on the last token."""
+    """Why the answer ended; set on the last token only."""
 
 
 @dataclass(frozen=True)
@@ -76,11 +76,11 @@ class Chunk:
     text: str = ""
     tokens: list[GeneratedToken] = field(default_factory=list)
     finish_reason: FinishReason | None = None
-    """Set on the last chunk."""
+    """Why the answer ended; set on the last chunk only."""
     citations: list[Citation] | None = None
-    """Set on the last chunk, if citations were asked for."""
+    """Citations of the whole answer; set on the last chunk only, if they were asked for."""
     generated: int = 0
-    """Tokens that the model generated in this step, shown or cut off."""
+    """Number of tokens that the model generated in this step, shown or cut off."""
     choice: int = 0
     """Number of the answer, where several are generated."""
 

@@ -13,13 +13,13 @@ from spalm.memory import Entries
 from spalm.semiparametric import CombinedPrediction, Retrieved
 
 _DECIDED = 0.5
-"""Share of the memory above which it decided a token."""
+"""The memory decided a token if its share in the token's probability is above this."""
 _SOURCES = 3
-"""Sources named for a token and for a citation."""
+"""Highest number of sources named for a token or a citation."""
 
 
 def memory_share(combined: CombinedPrediction, retrieved: Retrieved, token: int) -> float:
-    """Returns the share of a token's probability that came from the memory; of the first row."""
+    """Returns the share of a token's probability that came from the memory, at the first position."""
     proposed = sum(weight for _, weight in _proposals(combined, retrieved, token))
     probability = math.exp(float(combined.log_probabilities[0, token]))
     return min(1.0, (1 - float(combined.network_share[0])) * proposed / probability)
@@ -28,7 +28,7 @@ def memory_share(combined: CombinedPrediction, retrieved: Retrieved, token: int)
 def cited_sources(
     entries: Entries, combined: CombinedPrediction, retrieved: Retrieved, token: int
 ) -> list[CitedSource]:
-    """Returns the places in the memory that proposed a token most strongly; of the first row."""
+    """Returns the places in the memory that proposed a token most strongly, at the first position."""
     found = []
     for id, weight in sorted(_proposals(combined, retrieved, token), key=lambda proposal: -proposal[1])[:_SOURCES]:
         source = entries.source(id)
@@ -45,7 +45,7 @@ def _proposals(combined: CombinedPrediction, retrieved: Retrieved, token: int) -
 
 
 def citations_of(tokens: list[GeneratedToken]) -> list[Citation]:
-    """Returns the parts of an answer that the memory decided, with the documents that spoke most for them."""
+    """Returns the parts of an answer that the memory decided, with the documents that proposed them most strongly."""
     found: list[Citation] = []
     part: list[GeneratedToken] = []
     start = end = 0

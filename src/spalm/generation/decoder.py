@@ -23,9 +23,9 @@ class EncodedTokens:
     """Hidden states and keys after each token that was read."""
 
     hidden: Tensor
-    """What predicts the next token."""
+    """Hidden states, from which the next token is predicted."""
     keys: np.ndarray
-    """What the memory is searched with."""
+    """Keys with which the memory is searched."""
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -35,7 +35,7 @@ class EncodedTokens:
 
 
 class Decoder:
-    """Reads a text as it grows, with the memory beside it."""
+    """Reads a growing text and predicts its next token, with the memory or without it."""
 
     def __init__(self, model: "Model", *, use_memory: bool = True):
         self.model, self.use_memory = model, use_memory
@@ -49,7 +49,7 @@ class Decoder:
         return len(self._reader)
 
     def copied(self) -> "Decoder":
-        """Returns another decoder that has read the same."""
+        """Returns an independent decoder that has read the same tokens."""
         other = object.__new__(Decoder)
         other.model, other.use_memory, other._previous = self.model, self.use_memory, self._previous
         other._reader = self._reader.copied()
@@ -57,19 +57,22 @@ class Decoder:
         return other
 
     def feed(self, tokens: Sequence[int]) -> EncodedTokens:
-        """Reads further tokens."""
+        """Reads further tokens and returns their hidden states and keys."""
         hidden = self._reader.feed(tokens)
         queries = hidden if self._key_reader is None else self._key_reader.feed(tokens)
         return EncodedTokens(hidden, self.model.store.keys_of(queries))
 
     @property
     def at_once(self) -> int:
-        """Positions that may be predicted together: where a policy decides, each depends on what was found before."""
+        """Number of positions that may be predicted together: 1 with a policy, as each then depends on the last."""
         return _ROWS if self.model.policy is None or not self.use_memory else 1
 
     @torch.inference_mode()
     def predict(self, encoded: EncodedTokens, last: int) -> tuple[CombinedPrediction, Retrieved]:
-        """Returns the distribution after the token `last`, and the neighbours it rests on. Positions come in order."""
+        """Returns the distribution after the token `last`, and the neighbours it is based on.
+
+        Positions must be given in order.
+        """
         retrieved = self._retrieve(encoded, last) if self.use_memory else Retrieved.empty(len(encoded))
         retrieved = self._previous = retrieved.to(self.model.device)
         return self.model.combiner.combine(self.model.network, encoded.hidden, retrieved), retrieved

@@ -1,4 +1,4 @@
-"""Text from tokens, as they come one by one."""
+"""Text from tokens that arrive one by one."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ _BROKEN = "\ufffd"
 
 
 class IncrementalDetokeniser:
-    """Turns tokens into text. A character may take several tokens: it comes with the last of them.
+    """Turns tokens into text. A character may take several tokens and is returned with the last of them.
 
     Only the tokens of the character before are decoded again, because what a token adds depends on what it follows:
     words are separated by a space, except after a line end.

@@ -1,4 +1,4 @@
-"""The documents of a memory that is in use: listed, added, forgotten; the next search follows."""
+"""The documents of a memory in use: listing, adding and forgetting them. The next search takes changes into account."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from spalm.generation.models import ModelSet
 from spalm.memory import Memory, remember, source_of_text
 
 _LAG = 1 << 13
-"""Entries by which the index may lag behind: these are searched one by one, and it takes in many at once."""
+"""Number of changed entries by which the index may lag behind. New ones are searched exactly until it takes them in."""
 
 
 class UnknownDocument(InputError):
@@ -33,7 +33,7 @@ class MemoryDocument:
 
 
 class DocumentService:
-    """Changes a memory and has its index follow. No search may run while it is changed."""
+    """Changes a memory and keeps its index up to date. No search may run during a change."""
 
     def __init__(self, models: ModelSet):
         self._models = models
@@ -54,8 +54,8 @@ class DocumentService:
         return [MemoryDocument(name, int(count)) for name, count in zip(held.names, held.entries)]
 
     def add(self, name: str, text: str, *, check: Callable[[], None] = lambda: None) -> int:
-        """Adds a document and returns the number of its entries; `check` ends the work by raising something."""
-        content, _ = text.encode(), name.encode()  # refuses what is no Unicode before anything is written
+        """Adds a document and returns the number of its entries; `check` is called often and may raise to stop."""
+        content, _ = text.encode(), name.encode()  # refuses invalid Unicode before anything is written
         if name in self.store.entries().live_documents.names:
             raise DocumentExists(
                 f"the memory holds a document {name!r} already; delete that first, or give another name"
@@ -66,7 +66,7 @@ class DocumentService:
             raise InputError("text: there is nothing in it to remember")
         self._prepare()
         stream = TokenStream(tokens, np.array([len(tokens)]), lambda: [name], tokeniser.start)
-        # A batch that a crash left half written was never acknowledged: it must not stand in the way of this one.
+        # A batch that a crash left half written was never acknowledged, so it is thrown away.
         execution = Execution(restart=True)
         remember(self.store, self._models.encoder, stream, source_of_text(stream), execution=execution, check=check)
         self._follow(len(tokens))
@@ -83,11 +83,12 @@ class DocumentService:
         return count
 
     def _prepare(self) -> None:
-        """Brings the index up to date before the first change, and finds out whether it can follow."""
+        """Brings the index up to date before the first change, and finds out whether it can take in changes."""
         if self._index_follows is None:
             self._index_follows = self._models.search.searcher.catch_up()
 
     def _follow(self, changed: int) -> None:
+        """Counts changed entries, and has the index take them in once there are many."""
         self._changed += changed
         if self._index_follows and self._changed > _LAG:
             self._models.search.searcher.catch_up()

@@ -12,7 +12,7 @@ from spalm.generation.sampling import Sampling, pick_token, random_generator
 
 @dataclass(frozen=True)
 class GenerationOptions:
-    """What is generated besides the tokens."""
+    """How tokens are generated, and what is returned besides them."""
 
     sampling: Sampling
     cite: bool = False
@@ -24,7 +24,10 @@ class GenerationOptions:
 def generate_tokens(
     decoder: Decoder, encoded: EncodedTokens, last: int, options: GenerationOptions
 ) -> Iterator[GeneratedToken]:
-    """Yields the answer after what a decoder has read: `encoded` is its last position, `last` the last token."""
+    """Yields the tokens that continue what a decoder has read.
+
+    `encoded` is the decoder's output at its last position, `last` the token that it read there.
+    """
     model, sampling = decoder.model, options.sampling
     detokeniser = IncrementalDetokeniser(model.tokeniser, [last])
     random = random_generator(sampling, model.device)
@@ -53,7 +56,7 @@ def generate_tokens(
 
 
 def stream_chunks(decoder: Decoder, encoded: EncodedTokens, last: int, options: GenerationOptions) -> Iterator[Chunk]:
-    """Yields the answer in chunks: cut at stop texts, the last one with its citations if these are wanted."""
+    """Yields the answer in chunks, cut at stop texts; the last chunk has the citations if they are wanted."""
     shown: list[GeneratedToken] = []
     for chunk in cut_at_stops(generate_tokens(decoder, encoded, last, options), options.sampling.stop):
         shown += chunk.tokens
@@ -62,10 +65,10 @@ def stream_chunks(decoder: Decoder, encoded: EncodedTokens, last: int, options: 
 
 
 def cut_at_stops(tokens: Iterator[GeneratedToken], stops: list[str]) -> Iterator[Chunk]:
-    """Cuts an answer at the first of some texts.
+    """Yields an answer in chunks and cuts it where the first stop text begins.
 
-    Each token yields what is certain by then: what may be the beginning of a stop text is held back until it is not,
-    and its tokens with it.
+    Each token yields a chunk with the text that is certain by then. Text that may be the beginning of a stop text is
+    held back, with its tokens, until that is decided.
     """
     text, shown = "", 0
     held: list[tuple[int, GeneratedToken]] = []

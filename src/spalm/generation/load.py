@@ -1,4 +1,4 @@
-"""Opening what is on disk: what `spalm attach` made, or a finished run with one of its models."""
+"""Opening models on disk: what `spalm attach` made, or one of the models of a finished run."""
 
 from pathlib import Path
 
@@ -31,6 +31,6 @@ def load_model(directory: Path | str, hardware: Hardware, variant: str | None = 
 
 
 def model_of(models: ModelSet, variant: str | None = None) -> Model:
-    """Returns one of the models of a directory that is open; the default one if none is named."""
+    """Returns one of the models of an open directory; the default one if none is named."""
     chosen = models.variant(models.known(variant))
     return Model(models.model_name(chosen.name), models, chosen, models.policy, models.threshold)

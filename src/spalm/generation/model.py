@@ -36,15 +36,15 @@ class Model:
     """
 
     name: str
-    """Name by which clients ask for it."""
+    """Name by which clients of the server ask for the model."""
     models: ModelSet
-    """All models of its directory; they share networks, memory and index."""
+    """All models of the directory; they share networks, memory and index."""
     variant: Variant
-    """Its network, and the way the memory is combined with it."""
+    """The network, and the way the memory is combined with it."""
     policy: SearchPolicy | None = None
     """Decides which positions are searched while text is generated; None: all."""
     threshold: float = ALWAYS_SEARCH
-    """Gain that must be expected of a search."""
+    """Expected gain above which a position is searched."""
 
     # What it is used for
 
@@ -65,7 +65,7 @@ class Model:
     def stream(
         self, prompt: str, *, memory: bool = True, cite: bool = True, **sampling: Unpack[SamplingOptions]
     ) -> Iterator[Chunk]:
-        """Yields the continuation of a prompt piece by piece, as `generate` returns it whole."""
+        """Yields in chunks what `generate` returns whole."""
         options = GenerationOptions(Sampling.parse(sampling, "generate"), cite=cite)
         tokens, decoder = self.tokeniser.prompt(prompt), self.decoder(use_memory=memory)
         yield from stream_chunks(decoder, decoder.feed(tokens)[-1:], tokens[-1], options)
@@ -111,12 +111,12 @@ class Model:
 
     @property
     def network(self) -> LanguageModel:
-        """The network that predicts."""
+        """The network that predicts the next token."""
         return self.variant.network.model
 
     @property
     def reading(self) -> Reading:
-        """How the network reads."""
+        """How the network reads: its segments or windows and its short-term memory."""
         return self.variant.network.reading
 
     @property
@@ -126,7 +126,7 @@ class Model:
 
     @property
     def tokeniser(self) -> Tokeniser:
-        """Text to tokens and back."""
+        """Turns text into tokens and back."""
         return self.models.tokeniser
 
     @property
@@ -136,7 +136,7 @@ class Model:
 
     @property
     def encoder(self) -> Encoder:
-        """Makes the keys that the memory is searched with."""
+        """Computes the keys with which the memory is searched."""
         return self.models.encoder
 
     @property
@@ -146,7 +146,7 @@ class Model:
 
     @property
     def device(self) -> torch.device:
-        """Where it computes."""
+        """The device on which the model computes."""
         return self.models.device
 
     @property
@@ -156,7 +156,7 @@ class Model:
 
     @cached_property
     def explorer(self) -> "Explorer":
-        """Shows what every model of the directory makes of a passage."""
+        """Explains passages, token by token, with every model of the directory."""
         from spalm.generation.inspection.explorer import Explorer
 
         return Explorer(self.models)

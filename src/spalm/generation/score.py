@@ -24,9 +24,9 @@ class TokenScore:
 
     text: str
     log_probability: float
-    """With the memory."""
+    """Log-probability of the token, with the memory."""
     without_memory: float
-    """With the network alone."""
+    """Log-probability of the token under the network alone."""
 
 
 @dataclass(frozen=True)
@@ -42,12 +42,14 @@ class Score:
 
 @dataclass(frozen=True)
 class VariantScores:
-    """What a variant gives the tokens that came, position by position."""
+    """A variant's scores of the actual tokens, position by position."""
 
     log_probabilities: Float[Tensor, "n"]
+    """Log-probabilities, with the memory."""
     network: Float[Tensor, "n"]
     """Share of the network in the prediction; the rest is the memory's."""
     without_memory: Float[Tensor, "n"]
+    """Log-probabilities under the network alone."""
 
 
 def stream_of_text(text: str, name: str, tokeniser: Tokeniser) -> TokenStream:
@@ -61,7 +63,7 @@ def stream_of_text(text: str, name: str, tokeniser: Tokeniser) -> TokenStream:
 
 @torch.inference_mode()
 def read_states(network: Network, stream: TokenStream, first: int, last: int) -> Float[Tensor, "n width"]:
-    """Returns the hidden states of positions `first` to `last` - 1, read with everything that comes before them."""
+    """Returns the hidden states of positions `first` to `last` - 1, read with their whole left context."""
     start = first // network.reading.stride * network.reading.stride
     hidden = torch.zeros(last - first, network.model.width, device=network.model.device)
     for positions, states in hidden_states(network.model, stream, network.reading, range(start, last)):
@@ -74,18 +76,18 @@ def read_states(network: Network, stream: TokenStream, first: int, last: int) ->
 def score_variant(
     variant: Variant, hidden: Float[Tensor, "n width"], targets: Int[Tensor, "n"], retrieved: Retrieved
 ) -> VariantScores:
-    """Scores the tokens that came at positions whose hidden states and neighbours are known."""
+    """Scores the actual tokens, `targets`, at positions whose hidden states and neighbours are known."""
     model = variant.network.model
     parts = []
     for rows in torch.arange(len(targets)).split(_ROWS):
         combined = variant.combiner.combine(model, hidden[rows], retrieved[rows])
-        came = combined.log_probabilities.gather(-1, targets[rows, None])[:, 0]
-        parts.append((came, combined.network_share, model.target_log_probabilities(hidden[rows], targets[rows])))
+        scores = combined.log_probabilities.gather(-1, targets[rows, None])[:, 0]
+        parts.append((scores, combined.network_share, model.target_log_probabilities(hidden[rows], targets[rows])))
     return VariantScores(*(torch.cat(part) for part in zip(*parts)))
 
 
 def score_of(texts: list[str], scores: VariantScores) -> Score:
-    """Returns the score of a text from what a variant gives its tokens."""
+    """Returns the score of a text from a variant's scores of its tokens."""
 
     def perplexity(log_probabilities: Tensor) -> float:
         return math.exp(-float(log_probabilities.double().mean()))

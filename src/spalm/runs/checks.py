@@ -1,4 +1,4 @@
-"""What is decided once the text is known and before anything is trained: exclusion, and what cannot work at all."""
+"""Checks before anything is trained: resolves the exclusion for the text, and refuses a text that cannot work."""
 
 from typing import TypeVar
 
@@ -14,7 +14,7 @@ AnyExclusion = TypeVar("AnyExclusion", bound=Exclusion)
 _LARGEST_SHARE = 0.5
 """Share of the training tokens in one document above which a document's own positions cannot be excluded."""
 _WINDOW_SHARE, _WIDEST_WINDOW = 0.01, 1024
-"""Window instead, as a share of the training tokens, and the largest."""
+"""Size of the window that is excluded instead, as a share of the training tokens, and its upper bound."""
 _SHORTEST_HELD_OUT = 2
 """Tokens that dev and test need: a mixture learns from one half of dev and is scored on the other."""
 
@@ -23,9 +23,9 @@ def resolve_exclusion(wanted: AnyExclusion, train: TokenStream) -> AnyExclusion:
     """Returns the exclusion with which the neighbours of the training text are found.
 
     It is `wanted`, except where neighbours are to come from other documents and one document holds more than half of
-    the training tokens: most positions would then have few neighbours to choose from, or none. In its place comes a
-    window around each position of a hundredth of the training tokens, at most 1,024, unless `wanted` has a window of
-    its own.
+    the training tokens: most positions would then have few neighbours to choose from, or none. Then only a window
+    around each position is excluded: that of `wanted` if it has one, else a hundredth of the training tokens, at most
+    1,024.
     """
     if not wanted.document or largest_share(train) <= _LARGEST_SHARE:
         return wanted
@@ -34,7 +34,7 @@ def resolve_exclusion(wanted: AnyExclusion, train: TokenStream) -> AnyExclusion:
 
 
 def exclusion_notice(wanted: Exclusion, resolved: Exclusion, train: TokenStream) -> str | None:
-    """Returns a line about an exclusion that is not the one that was wanted."""
+    """Returns a line that explains why the exclusion is not the one that was wanted; None if it is."""
     if resolved == wanted:
         return None
     return (

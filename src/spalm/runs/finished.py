@@ -97,7 +97,7 @@ class FinishedRun:
         return TrainedSpalm(where) if name == "spalm" else TrainedModel(where)
 
     def result(self, row: RowName) -> ResultRow:
-        """Returns the results of a row, with the length of the short-term memory that is shown."""
+        """Returns the results of a row at the length of the short-term memory that is shown."""
         found = {each["memory_length"]: each for each in self.results if each["model"] == row}
         return found.get(self.memory_length) or next(iter(found.values()))  # the transformer has one length only
 
@@ -121,7 +121,7 @@ class FinishedRun:
 
     @cached_property
     def token_counts(self) -> np.ndarray:
-        """How often each token of the vocabulary comes in the training text."""
+        """Number of occurrences of each token of the vocabulary in the training text."""
         tokens, counts = self.corpus.split("train").tokens, np.zeros(self.corpus.vocabulary, np.int64)
         for start in range(0, len(tokens), _COUNTED):
             counts += np.bincount(tokens[start : start + _COUNTED], minlength=len(counts))

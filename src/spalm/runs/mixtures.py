@@ -46,11 +46,11 @@ class _ScoredPositions:
 
     @classmethod
     def open(cls, records: Records, corpus: Corpus, table: NeighbourTable, count: int) -> "_ScoredPositions":
-        """Opens them with `count` neighbours of each position."""
+        """Opens all positions of dev and test, with `count` neighbours of each."""
         return cls(records, corpus, {split: Retriever(table, split, count) for split in HELD_OUT})
 
     def knn_inputs(self, split: HeldOut, rows: Int[np.ndarray, "n"]) -> tuple[Tensor, Retrieved, Tensor]:
-        """Returns the model's log p of the tokens that came, the neighbours, and the tokens that came."""
+        """Returns the model's log p of the actual tokens, the neighbours, and the actual tokens."""
         log_base = torch.from_numpy(np.array(self.records.log_probabilities(split)[rows]))
         targets = torch.from_numpy(self.corpus.split(split).targets(rows))
         return log_base, self.retrievers[split](rows), targets
@@ -60,7 +60,7 @@ class _ScoredPositions:
         return self.records.examples(self.corpus.split(split), self.retrievers[split], rows)
 
     def batches(self, split: HeldOut) -> Iterator[Int[np.ndarray, "n"]]:
-        """Yields all positions of a split, in order."""
+        """Yields all positions of a split in batches, in order."""
         for rows in torch.arange(len(self.corpus.split(split))).split(_ROWS):
             yield rows.numpy()
 
@@ -137,7 +137,7 @@ def _learn(settings: AdaptiveSettings, positions: _ScoredPositions, learned_from
 def _adaptive_scores(
     mixtures: list[tuple[AdaptiveMixture, range]], positions: _ScoredPositions, split: HeldOut
 ) -> Iterator[Tensor]:
-    """Yields log p of the tokens of a split, batch by batch; each mixture scores its range, and these are in order."""
+    """Yields log p of the tokens of a split, batch by batch; each mixture scores its own range, in order."""
     for rows in positions.batches(split):
         for mixture, scored in mixtures:
             here = rows[(rows >= scored.start) & (rows < scored.stop)]

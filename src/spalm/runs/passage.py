@@ -1,4 +1,4 @@
-"""A passage, token by token: the token that came, its probabilities, the gate, and the tokens that were retrieved."""
+"""A passage, token by token: the actual token, its probabilities, the gate, and the tokens that were retrieved."""
 
 from dataclasses import dataclass
 
@@ -25,7 +25,7 @@ class SplitPassage:
 
     @property
     def text(self) -> TokenSplit:
-        """The split that it is part of."""
+        """The split that the passage is part of."""
         return self.corpus.split(self.split)
 
 
@@ -34,7 +34,7 @@ def print_passage(
 ) -> None:
     """Prints one line for each token, from the records of SPALM and of transformer-XL.
 
-    Retrieved tokens that are the one that came are marked.
+    Retrieved tokens that equal the actual token are marked.
     """
     text, tokeniser, split, rows = passage.text, passage.corpus.tokeniser, passage.split, passage.rows
     document, offset = text.document_of(int(rows[0]))

@@ -77,7 +77,7 @@ class Recipe(Settings):
 
     @model_validator(mode="after")
     def _strides_within_a_segment(self) -> "Recipe":
-        """Refuses windows that leave out tokens."""
+        """Refuses strides longer than a segment, which would leave out tokens."""
         segment = self.training.segment_length
         self.memory.stride_in(segment)
         self.evaluation.refuse_long_stride(segment)

@@ -2,11 +2,11 @@
 
 | array | a row is |
 |---|---|
-| log_probabilities | log p of the token that came |
-| without_memory | the same with the long-term memory ablated (SPALM only) |
+| log_probabilities | log p of the actual token |
+| without_memory | log p of the actual token with the long-term memory ablated (SPALM only) |
 | gate | g_t (SPALM only) |
 | neighbours, distances, attention | ids of the entries attended to, how far they are, and their weights (SPALM only) |
-| entropy, highest, of_retrieved, hidden | inputs of the adaptive mixture, where neighbours are at hand |
+| entropy, highest, of_retrieved, hidden | inputs of the adaptive mixture, where neighbours are known |
 """
 
 import os
@@ -119,7 +119,7 @@ def _read(scorer: Scorer, split: TokenSplit, reading: Reading, draft: Draft) -> 
 
 
 def _append(path: Path, rows: np.ndarray, start: int) -> None:
-    """Writes rows behind the first `start`, which are on disk: they were synced before they were counted."""
+    """Writes rows after the first `start` rows of a file; what a killed run wrote beyond those is discarded."""
     path.touch()
     with path.open("r+b") as file:
         offset = start * rows[:1].nbytes

@@ -29,7 +29,7 @@ class Row:
     mixture: Literal["knn", "adaptive"] | None = None
     """Mixture of probabilities on top of the network's own row: kNN-LM's fixed weight, or one for each position."""
     compared_with: RowName | None = None
-    """Row against which its significance is tested."""
+    """Row against which the significance of this one is tested."""
 
     @property
     def gated(self) -> bool:
@@ -38,7 +38,7 @@ class Row:
 
     @property
     def has_memory(self) -> bool:
-        """Whether it uses the long-term memory at all."""
+        """Whether the row uses the long-term memory at all."""
         return self.gated or self.mixture is not None
 
 
@@ -55,6 +55,6 @@ ROWS: dict[RowName, Row] = {
 }
 """All rows, in the order of the table: each uses more of the memory than the one before."""
 PREFERRED_ROWS: tuple[RowName, ...] = tuple(reversed(ROWS))
-"""All rows, the one to prefer first."""
+"""All rows, the most preferred first."""
 DEFAULT_ROW: RowName = PREFERRED_ROWS[0]
 """The row that generates and is served unless another is named."""

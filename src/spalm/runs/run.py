@@ -71,7 +71,7 @@ class Run:
 
     @cached_property
     def neighbour_settings(self) -> NeighbourSettings:
-        """The recipe's settings of neighbours, with an exclusion that suits the text. Refuses a text too short."""
+        """The recipe's settings of neighbours, with an exclusion that suits the text; a text too short is refused."""
         refuse_unless_trainable(self.recipe, self.corpus)
         train, wanted = self.corpus.split("train"), self.recipe.neighbours
         resolved = resolve_exclusion(wanted, train)
@@ -92,7 +92,7 @@ class Run:
 
     def _train(self, name: NetworkName) -> TrainedModel | TrainedSpalm:
         where, recipe = self.directory / name, self.recipe
-        self.neighbour_settings  # noqa: B018 - refuses now what could not be finished
+        self.neighbour_settings  # noqa: B018 - refuses a text that is too short before training on it
         if name == "transformer":
             return train_model(recipe.transformer, self.corpus, where, self.execution)
         if name == "transformer-xl":
@@ -103,7 +103,7 @@ class Run:
 
     @cached_property
     def encoder(self) -> Encoder:
-        """The vanilla transformer, frozen: its hidden states are the keys."""
+        """The vanilla transformer, frozen: its hidden states are the keys of the long-term memory."""
         return encoder_of(self.network(KEY_NETWORK), self.recipe.memory, self.execution.hardware.prepare)
 
     @cached_property
@@ -115,7 +115,7 @@ class Run:
         return memory
 
     def remember(self, paths: list[Path]) -> Memory:
-        """Returns the memory with the documents of more files in it."""
+        """Adds the documents of files to the memory and returns it."""
         if paths:
             stream = tokenise_files(paths, self.corpus.tokeniser)
             remember(self.memory, self.encoder, stream, source_of_text(stream), execution=self.execution)
@@ -170,6 +170,7 @@ class Run:
         console.print(f"written to {self.directory / RESULTS}", highlight=False)
 
     def _show_passage(self, console: Console) -> None:
+        """Prints the passage of test in which the long-term memory helped most."""
         memory_length = self.recipe.test_memory_lengths("spalm")[0]
         spalm, reference = self.records("spalm", memory_length), self.records(REFERENCE_ROW, memory_length)
         rows = where_memory_helped(self.corpus.split("test"), spalm, reference, _PASSAGE_TOKENS)

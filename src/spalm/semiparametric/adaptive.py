@@ -4,9 +4,9 @@
     p_kNN(w) = sum_(k: y_k = w) softmax_k(-d_k / T_t - b_t log(d_k + e) + a_t log p_base(y_k))
 
 lambda_t, T_t, b_t and a_t come from a small network. Its inputs are the hidden state and features of the position: how
-far the neighbours are, how far they agree with each other and with the base, and how sure the base is. b_t is for the
-one neighbour that is much nearer than all others: the same words in another place. The base is SPALM, or any language
-model. The mixture is normalised over the vocabulary by construction.
+far the neighbours are, how far they agree with each other and with the base, and how sure the base is. b_t favours a
+neighbour that is much nearer than all others, as where the same words stand in another place. e is a small constant.
+The base is SPALM, or any language model. The mixture is normalised over the vocabulary by construction.
 """
 
 from collections.abc import Iterator
@@ -29,9 +29,9 @@ PARAMETER_FORMAT = 2
 _LEAST_LOG_P = -30.0
 """Lower bound of log p_base of retrieved tokens."""
 _INITIAL_LOGIT, _INITIAL_SHARPNESS = -1.0, -1.0
-"""Initially lambda_t is a sigmoid of the first, b_t a softplus of the second."""
+"""Initial values before the activation: lambda_t is the sigmoid of the first, b_t the softplus of the second."""
 _SMALL_DISTANCE = 0.01
-"""e, as a share of the usual distance: without it a distance near 0 would decide everything."""
+"""The constant e, as a share of the usual distance; without it a distance near 0 would decide everything."""
 _FEATURE_RANKS = (0, 1, 3, 7, 15, 31, 63, 127, 255, 511, 1023)
 """Ranks of the neighbours whose distances and distinct tokens are features."""
 
@@ -46,7 +46,7 @@ class AdaptiveSettings(Settings):
     passes: int = Field(default=6, gt=0)
     """Passes over the training positions."""
     batch_size: int = Field(default=2048, gt=0)
-    """Positions in a step."""
+    """Number of positions in a training step."""
     learning_rate: float = Field(default=2e-3, gt=0)
     """Highest learning rate; it falls to 0 along a cosine."""
     weight_decay: float = Field(default=0.01, ge=0)
@@ -99,14 +99,14 @@ class BaseOutputs:
 
 @dataclass(frozen=True)
 class TrainingExamples:
-    """Positions to learn from, or to be scored: the base's outputs, the neighbours, and the token that came."""
+    """Positions to learn from, or to score: the base's outputs, the neighbours, and the actual token."""
 
     base: BaseOutputs
     retrieved: Retrieved
     log_base: Float[Tensor, "n"]
-    """log p of the token that came, by the base."""
+    """log p of the actual token under the base."""
     targets: Int[Tensor, "n"]
-    """The tokens that came."""
+    """Ids of the actual tokens."""
 
     def __len__(self) -> int:
         return len(self.targets)
@@ -133,6 +133,7 @@ _OfTensors = TypeVar("_OfTensors", BaseOutputs, Retrieved)
 
 
 def _concatenated(one: _OfTensors, other: _OfTensors) -> _OfTensors:
+    """Returns two dataclasses of tensors as one, field by field."""
     names = [field.name for field in fields(one)]
     return type(one)(*(torch.cat([getattr(one, name), getattr(other, name)]) for name in names))
 
@@ -174,13 +175,13 @@ class AdaptiveMixture(nn.Module):
 
     @property
     def output_layer(self) -> nn.Linear:
-        """The last layer. Its bias holds the four numbers that do not depend on the position."""
+        """The last layer. Its bias is the part of its four outputs that does not depend on the position."""
         layer = self.network[-1]
         assert isinstance(layer, nn.Linear)
         return layer
 
     def initialise(self) -> "AdaptiveMixture":
-        """Draws the parameters."""
+        """Draws the parameters at random and sets the initial bias."""
         torch.manual_seed(self.settings.seed)
         for module in self.network:
             if isinstance(module, nn.Linear):
@@ -200,7 +201,7 @@ class AdaptiveMixture(nn.Module):
         self.spread.copy_(features.std(0, correction=0).clamp_min(1e-3))
 
     def features(self, base: BaseOutputs, retrieved: Retrieved) -> Float[Tensor, "n features"]:
-        """Returns the features of some positions, before they are normalised. They depend on no parameter."""
+        """Returns the features of some positions, not yet normalised. They depend on no learned parameter."""
         tokens, present = retrieved.tokens, retrieved.present
         distances = (retrieved.distances / self.usual_distance).masked_fill(~present, 4.0).clamp_max(4.0)
         weights = torch.softmax(-8 * distances, dim=-1)
@@ -241,7 +242,7 @@ class AdaptiveMixture(nn.Module):
     def target_log_probabilities(
         self, examples: TrainingExamples, features: Float[Tensor, "n features"] | None = None
     ) -> Float[Tensor, "n"]:
-        """Returns log p of the token that came at each position."""
+        """Returns log p of the actual token at each position."""
         logit, weights = self(examples.base, examples.retrieved, features)
         right = (weights * (examples.retrieved.tokens == examples.targets[..., None])).sum(-1)
         return _mix(examples.log_base, right, logit)
@@ -260,7 +261,7 @@ class AdaptiveMixture(nn.Module):
 def _mix(log_base: Float[Tensor, "..."], other: Float[Tensor, "..."], logit: Float[Tensor, "..."]) -> Tensor:
     """Returns log((1 - lambda) base + lambda other) with lambda = sigmoid(logit).
 
-    Probabilities of 0 are raised to next to nothing: the gradient of the logarithm of 0 is not a number.
+    Probabilities of 0 are replaced by a tiny one, because the gradient of log 0 is not a number.
     """
     log_other = other.clamp_min(1e-38).log()
     return torch.logaddexp(F.logsigmoid(-logit) + log_base, F.logsigmoid(logit).clamp_min(-1e4) + log_other)

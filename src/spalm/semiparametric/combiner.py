@@ -21,7 +21,7 @@ from spalm.semiparametric.retrieval import Retrieved
 
 @dataclass(frozen=True)
 class CombinedPrediction:
-    """A prediction at some positions, and how much of it is the memory's."""
+    """A prediction at some positions, and how much of it comes from the memory."""
 
     log_probabilities: Float[Tensor, "n vocabulary"]
     """log p of every token, normalised over the whole vocabulary."""

@@ -44,7 +44,7 @@ class GateSettings(Settings):
 
     @property
     def attended(self) -> int:
-        """K, which must have been filled in."""
+        """K, once `neighbours` has been filled in."""
         assert self.neighbours is not None
         return self.neighbours
 
@@ -73,7 +73,7 @@ class Gate(nn.Module):
         self.distance_weight = nn.Parameter(torch.zeros(())) if settings.distance_bias else None
 
     def initialise(self) -> "Gate":
-        """Sets the parameters to their initial values; nothing is drawn."""
+        """Sets the parameters to their initial values, none of which is random."""
         nn.init.zeros_(self.gate.weight)
         nn.init.constant_(self.gate.bias, self.settings.bias)
         for projection in (self.query, self.memory):

@@ -22,7 +22,7 @@ Positive = Annotated[float, Field(gt=0)]
 
 
 class KnnSettings(Settings):
-    """The grid on which kNN-LM is tuned. The paper's: lambdas [0.05, 0.1, 0.2, 0.3, 0.4], counts [4]."""
+    """The grid on which kNN-LM is tuned. The paper's grid is lambdas [0.05, 0.1, 0.2, 0.3, 0.4], counts [4]."""
 
     lambdas: list[Annotated[float, Field(ge=0, lt=1)]] = Field(default=[step / 20 for step in range(19)], min_length=1)
     """Weights of the neighbours' distribution, lambda."""
@@ -52,7 +52,7 @@ class Knn:
     def log_probabilities(
         self, log_probabilities: Float[Tensor, "*batch vocabulary"], retrieved: Retrieved
     ) -> Float[Tensor, "*batch vocabulary"]:
-        """Returns log p of the whole vocabulary, from that of the language model."""
+        """Returns log p of every token of the vocabulary, given the language model's."""
         size = log_probabilities.shape[-1]
         knn = scatter_to_vocabulary(self.weights(retrieved), retrieved.nearest(self.count).tokens, size)
         return interpolate(log_probabilities, knn.log(), self.share(retrieved)[..., None])
@@ -79,7 +79,7 @@ def scatter_to_vocabulary(
 def interpolate(
     log_base: Float[Tensor, "..."], log_other: Float[Tensor, "..."], weight: Float[Tensor, "..."]
 ) -> Tensor:
-    """Returns log((1 - weight) base + weight other); any of them may be 0. Shapes are broadcast."""
+    """Returns log((1 - weight) base + weight other); weight, base and other may be 0. Shapes are broadcast."""
     return torch.logaddexp(torch.log1p(-weight) + log_base, torch.log(weight) + log_other)
 
 
@@ -97,7 +97,7 @@ def tune_knn(
     some = torch.isfinite(near)
     best: tuple[Knn, float] | None = None
     for temperature in temperatures:
-        weights = torch.exp(-gaps / temperature)  # relative to that of the nearest
+        weights = torch.exp(-gaps / temperature)  # relative to the weight of the nearest neighbour
         total, right = weights.cumsum(-1), (weights * hits).cumsum(-1)
         for count in counts:
             knn = torch.where(some, right[:, count - 1] / total[:, count - 1], 0.0).log()

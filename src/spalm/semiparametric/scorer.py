@@ -1,4 +1,4 @@
-"""Scoring positions of held-out text: log-probabilities of the tokens that came, and inputs of the mixtures."""
+"""Scoring positions of held-out text: log-probabilities of the actual tokens, and inputs of the mixtures."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ class Scorer:
     retrievers: Mapping[Split, Retriever] | None = None
     """Neighbours of the positions of each split that is read."""
     log_probabilities_only: bool = False
-    """Leave out everything else, to save time."""
+    """Compute no inputs of mixtures and nothing about the gate, to save time."""
 
     def score(
         self, split: TokenSplit, positions: Int[np.ndarray, "n"], hidden: Float[Tensor, "n width"]

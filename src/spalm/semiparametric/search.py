@@ -14,7 +14,7 @@ from spalm.semiparametric.retrieval import Retrieved
 _RECALL, _JUDGED = 0.95, 64
 """Share of the nearest neighbours that an index must find, and the number of nearest neighbours it is judged by."""
 _QUERIES = 64
-"""Queries searched for at a time: candidates of each are compared by whole keys."""
+"""Number of queries searched at a time; the full keys of their candidates are held in RAM together."""
 _FEW = 2000
 """Number of entries up to which exact search is faster than an index."""
 
@@ -61,7 +61,7 @@ class Search:
 def open_search(memory: Memory, directory: Path, count: int) -> Search:
     """Returns a search through the index at `directory`, which is built if there is none that fits.
 
-    Entries that were remembered since are added to it.
+    Entries that were remembered since it was built are added to it.
     """
     try:
         searcher = open_searcher(memory, directory)[0]

@@ -3,10 +3,10 @@
     GET  /v1/models                    POST /v1/completions            POST /v1/chat/completions
     GET  /memory/documents             POST /memory/documents          DELETE /memory/documents/NAME
     POST /explain                      GET  /health                    GET  /metrics
-    /                                  the explorer's page, and what it asks (/api)
+    /                                  the explorer's page, and its requests (/api)
 
-One request is worked on at a time, others wait in a queue; when that is full they get 429. What needs no work (health,
-metrics, lists) does not wait.
+One request is worked on at a time, others wait in a queue; when it is full, further ones get 429. Health, metrics and
+lists are answered without waiting.
 """
 
 import time
@@ -40,8 +40,8 @@ def make_server(
 ) -> FastAPI:
     """Returns the server of a model.
 
-    `key` is what clients must know; `hosts` are the names by which the server may be called, as `allowed_hosts` gives
-    them; None: any.
+    `key` is the key that clients must send; None: none is needed. `hosts` are the host names by which the server may be
+    reached, as `allowed_hosts` returns them; None: any.
     """
     if key == "":
         raise InputError("the key is empty; give one that nobody guesses, or none")
@@ -72,7 +72,7 @@ def make_server(
 def make_explorer_server(models: ModelSet, hosts: list[str]) -> FastAPI:
     """Returns a server of the explorer's page alone.
 
-    `hosts` are the names by which it may be called; any other is a page elsewhere that tries to reach it.
+    `hosts` are the host names by which it may be reached. Others are refused, so that no page elsewhere can use it.
     """
     app, queue = FastAPI(**_NO_DOCS), RequestQueue(_EXPLORER_LIMITS.waiting)
     app.state.queue = queue
@@ -90,7 +90,7 @@ _NO_DOCS: dict[str, Any] = {"title": "spalm", "docs_url": None, "redoc_url": Non
 
 
 def state_routes(model: Model, queue: RequestQueue, metrics: Metrics) -> APIRouter:
-    """Returns the routes that tell how the server is."""
+    """Returns the routes for the state of the server: health and metrics."""
     routes = APIRouter()
 
     @routes.get("/health")

@@ -1,4 +1,4 @@
-"""Authentication: the key that every client of the server must know."""
+"""Authentication: the key that every client of the server must send."""
 
 import base64
 import binascii
@@ -10,11 +10,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from spalm.server.errors import Refusal, is_openai_path
 
 _OPEN = "/health"
-"""Answers without the key: whoever watches the server need not know it."""
+"""Path that is answered without the key, so that monitoring need not know it."""
 
 
 class ApiKeyMiddleware:
-    """Lets in who sends `Authorization: Bearer KEY`. Browsers cannot: they ask for a password, which is the key too."""
+    """Requires `Authorization: Bearer KEY`. Browsers cannot send it; they ask the user for a password, the same key."""
 
     def __init__(self, app: ASGIApp, key: str):
         self._app, self._key = app, key.encode()
@@ -29,7 +29,7 @@ class ApiKeyMiddleware:
 
     def _knows_key(self, headers: Headers) -> bool:
         scheme, _, given = headers.get("authorization", "").partition(" ")
-        sent = given.strip().encode("latin-1")  # headers are bytes, whatever they are read as
+        sent = given.strip().encode("latin-1")  # the header's bytes: starlette decodes them as Latin-1
         if scheme.lower() == "basic":
             try:
                 sent = base64.b64decode(sent, validate=True).partition(b":")[2]

@@ -1,6 +1,6 @@
-"""The documents of a memory, over HTTP: listed, added, deleted.
+"""The documents of a memory, over HTTP: listing, adding and deleting them.
 
-Names are data: any text, and no path is ever made of one. What was acknowledged is on disk.
+A name may be any text; no file path is ever made from one. A change is on disk when it is acknowledged.
 """
 
 from typing import Annotated, Any
@@ -13,11 +13,11 @@ from spalm.generation import Model
 from spalm.server.queue import RequestQueue
 
 _MOST = 10_000
-"""Documents that are listed at a time."""
+"""Highest number of documents that are listed at a time."""
 
 
 class _AnyText(StringConvertor):
-    """The rest of a path, with slashes and line ends."""
+    """Matches the rest of a path, slashes and line ends included."""
 
     regex = "(?s:.+)"
 
@@ -34,7 +34,7 @@ class DocumentRequest(BaseModel):
 
 
 def document_routes(model: Model, queue: RequestQueue) -> APIRouter:
-    """Returns the routes below /memory/documents. Changes wait for their turn, so that no search runs meanwhile."""
+    """Returns the routes below /memory/documents. Changes wait in the queue, so that no search runs meanwhile."""
     routes, memory = APIRouter(prefix="/memory/documents"), model.memory
 
     @routes.get("")
@@ -60,7 +60,7 @@ def document_routes(model: Model, queue: RequestQueue) -> APIRouter:
         count = await queue.run(request.receive, lambda: memory.forget(name))
         return {"name": name, "deleted": count}
 
-    # As ?name= too: some clients tidy up a path in which there is a name such as "..".
+    # The name may also be given as ?name=, because some clients normalise paths that contain "..".
     routes.delete("")(delete)
     routes.delete("/{name:anything}")(delete)
     return routes

@@ -1,6 +1,6 @@
-"""Refusals: every error of the server as a status and a line, in the form that the client reads.
+"""Refusals: every error of the server as a status and a line, in the form that the client expects.
 
-Below /v1 that is OpenAI's, {"error": {"message", "type", "param", "code"}}; elsewhere {"error": "message"}.
+Below /v1 the form is OpenAI's, {"error": {"message", "type", "param", "code"}}; elsewhere {"error": "message"}.
 """
 
 from dataclasses import dataclass
@@ -51,7 +51,7 @@ class RequestRefused(InputError):
 
 
 def is_openai_path(path: str) -> bool:
-    """Returns whether OpenAI's clients read the answers of a path."""
+    """Returns whether a path is one that OpenAI's clients use."""
     return path.startswith("/v1/")
 
 
@@ -60,9 +60,9 @@ def _bad_input_status(path: str) -> int:
 
 
 def handle_errors(app: FastAPI) -> None:
-    """Gives every error of an application its status and its form.
+    """Adds a handler for every kind of error, which sets the status and the form of the response.
 
-    The handlers are coroutines: threads are left behind by a server that ends.
+    The handlers are coroutines, because the threads of other handlers would outlive a server that ends.
     """
 
     @app.exception_handler(RequestRefused)

@@ -14,7 +14,7 @@ Position = Annotated[int, Field(ge=0)]
 
 
 class ExplainRequest(BaseModel):
-    """A text, or by another name a prompt, and the positions whose neighbours are wanted."""
+    """A text, which may also be called `prompt`, and the positions whose neighbours are wanted."""
 
     model_config = ConfigDict(extra="forbid")
     text: str | None = None
@@ -29,12 +29,12 @@ class ExplainRequest(BaseModel):
 
     @property
     def given(self) -> str:
-        """The text, by whichever name it came."""
+        """The text, given as `text` or as `prompt`."""
         return self.text if self.text is not None else self.prompt or ""
 
     @property
     def positions(self) -> list[int]:
-        """The positions, one or several."""
+        """The positions as a list."""
         return self.position if isinstance(self.position, list) else [self.position]
 
 
@@ -43,11 +43,11 @@ def explain_routes(model: Model, queue: RequestQueue) -> APIRouter:
     routes = APIRouter()
 
     @routes.post("/explain")
-    async def explain(question: ExplainRequest, request: Request) -> dict[str, Any]:
+    async def explain(body: ExplainRequest, request: Request) -> dict[str, Any]:
         def work() -> dict[str, Any]:
-            explorer, name, text = model.explorer, model.variant.name, question.given
+            explorer, name, text = model.explorer, model.variant.name, body.given
             tokens = explain_tokens(explorer, name, text)
-            positions = [asdict(explain_position(explorer, name, text, each)) for each in question.positions]
+            positions = [asdict(explain_position(explorer, name, text, each)) for each in body.positions]
             return {"tokens": tokens, "positions": positions}
 
         return await queue.run(request.receive, work)

@@ -1,4 +1,4 @@
-"""Limits of what a server takes on."""
+"""Limits on the requests that a server accepts."""
 
 from pydantic import Field
 
@@ -6,15 +6,15 @@ from spalm.settings import Settings
 
 
 class Limits(Settings):
-    """How much a server takes on."""
+    """Limits on the requests that a server accepts."""
 
     waiting: int = Field(default=16, gt=0)
     """Number of requests that may wait or be worked on; further ones get 429."""
     max_tokens: int = Field(default=2048, gt=0)
-    """Number of tokens of an answer at most."""
+    """Highest number of tokens of an answer."""
     context: int = Field(default=32_768, gt=1)
-    """Number of tokens of a prompt and its answer together; never more than the model can read."""
+    """Highest number of tokens of a prompt and its answer together; never more than the model can read."""
     answers: int = Field(default=64, gt=0)
-    """Number of answers in one request: prompts times n."""
+    """Highest number of answers in one request: prompts times n."""
     body_bytes: int = Field(default=8 << 20, gt=0)
-    """Number of bytes of a request, such as a document to be remembered."""
+    """Highest number of bytes of a request, such as a document to be remembered."""

@@ -16,18 +16,19 @@ from spalm.server.queue import RequestQueue
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _SHUTDOWN_SECONDS = 5
-"""Seconds that the present request has when the server is stopped."""
+"""Seconds that the current request may still take when the server is stopped."""
 
 
 def allowed_hosts(host: str) -> list[str]:
-    """Returns the names by which a server that listens on `host` may be called."""
+    """Returns the host names by which a server that listens on `host` may be reached."""
     return ["127.0.0.1", "localhost", "[::1]"] if host in LOOPBACK else ["*"]
 
 
-def serve(app: FastAPI, host: str, port: int, what: str) -> None:
-    """Serves until it is stopped, from the keyboard or by SIGTERM; port 0 is any that is free.
+def serve(app: FastAPI, host: str, port: int, title: str) -> None:
+    """Serves until stopped by Ctrl-C or SIGTERM; port 0 means any free port.
 
-    When it is stopped, the present request is ended and waiting ones are refused. `what` names the server to people.
+    When the server is stopped, the current request is ended and waiting ones are refused. `title` is the name of the
+    server in the line that is printed.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as listener:
@@ -40,14 +41,14 @@ def serve(app: FastAPI, host: str, port: int, what: str) -> None:
         shown = f"[{host}]" if ":" in host else host
         if host not in LOOPBACK:
             say(f"anyone who can reach {host} can now read the texts of this run")
-        say(f"{what} is at http://{shown}:{listener.getsockname()[1]}/ ; stop it with Ctrl-C")
+        say(f"{title} is at http://{shown}:{listener.getsockname()[1]}/ ; stop it with Ctrl-C")
         config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=_SHUTDOWN_SECONDS)
         with _quiet_shutdown():
             _Server(config, app.state.queue).run(sockets=[listener])
 
 
 class _Server(uvicorn.Server):
-    """Closes the queue when it is told to exit."""
+    """A server that closes its queue when it gets the signal to exit."""
 
     def __init__(self, config: uvicorn.Config, queue: RequestQueue):
         super().__init__(config)
@@ -60,9 +61,9 @@ class _Server(uvicorn.Server):
 
 @contextmanager
 def _quiet_shutdown() -> Iterator[None]:
-    """Ignores the signal that uvicorn raises once more when it is done, and keeps the console quiet meanwhile.
+    """Ignores the signal that uvicorn raises again when it has stopped, and prints no progress while it serves.
 
-    To be stopped is no error, and the console is not to tell of every document.
+    Stopping the server is no error, and progress bars of every added document would only be noise.
     """
     mine = threading.current_thread() is threading.main_thread()
     before = {sig: signal.signal(sig, lambda *_: None) for sig in (signal.SIGINT, signal.SIGTERM) if mine}

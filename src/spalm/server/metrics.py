@@ -1,4 +1,4 @@
-"""Counts of what a server has done, in the text form that Prometheus reads."""
+"""Counters of a server, in the text form that Prometheus reads."""
 
 import time
 from collections import Counter
@@ -18,7 +18,7 @@ class Metrics:
         self.started = time.time()
 
     def in_prometheus_form(self, gauges: dict[str, tuple[str, float]]) -> str:
-        """Returns all figures as text. `gauges` gives more of them: by name, the help text and the value.
+        """Returns all figures as text. `gauges` are further figures: by name, the help text and the value.
 
         Names that end in _total are counters.
         """
@@ -35,7 +35,7 @@ class Metrics:
 
 
 class MetricsMiddleware:
-    """Counts the requests that come through it. A route is counted by its pattern: names in paths are endless."""
+    """Counts requests. Routes are counted by their patterns, as there is no end of names in paths."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics):
         self._app, self._metrics = app, metrics

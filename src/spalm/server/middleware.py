@@ -1,4 +1,4 @@
-"""What every answer carries, and what no request may exceed."""
+"""Security headers for every response, and the limit on the size of requests."""
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 

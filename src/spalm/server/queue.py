@@ -14,7 +14,7 @@ _END: Any = object()
 
 
 class QueueFull(Exception):
-    """As many requests are waiting as may."""
+    """The queue is full: no further request may wait."""
 
 
 class ClientGone(Exception):
@@ -26,32 +26,32 @@ class ServerStopping(Exception):
 
 
 class RequestQueue:
-    """Runs the work of one request at a time in a thread, so that the server answers what needs no work meanwhile.
+    """Runs the work of one request at a time in a thread, so that the server can answer other requests meanwhile.
 
-    A client that leaves, waiting or being served, makes room; a request that comes when the queue is full is refused
-    at once.
+    A client that disconnects gives up its place, whether it waits or is served. A request that arrives when the queue
+    is full is refused at once.
     """
 
     def __init__(self, capacity: int):
         self.capacity = capacity
         self.size = 0
-        """Requests that wait or are worked on."""
+        """Number of requests that wait or are worked on."""
         self.refused = 0
-        """Requests refused because the queue was full."""
+        """Number of requests refused because the queue was full."""
         self.departed = 0
-        """Requests whose clients left before the end."""
+        """Number of requests whose clients left before the end."""
         self.closed = False
         """Whether the server is stopping: no request gets its turn any more."""
         self._cancelled = False
         self._lock = asyncio.Lock()
 
     def close(self) -> None:
-        """Lets the present request end and gives no other a turn."""
+        """Lets the current request end and gives no other a turn."""
         self.closed = True
 
     @asynccontextmanager
     async def turn(self, receive: Receive) -> AsyncIterator[None]:
-        """Waits for a turn and holds it. When `receive` tells that the client left, no further step is begun."""
+        """Waits for a turn and holds it. Once `receive` reports that the client left, no further step is begun."""
         if self.closed:
             raise ServerStopping
         if self.size >= self.capacity:
@@ -73,23 +73,23 @@ class RequestQueue:
         except asyncio.CancelledError:
             if not self.closed:
                 raise
-            self._cancelled = True  # the server has waited for this long enough
+            self._cancelled = True  # the time to finish is over; `check` ends the work
             raise ServerStopping from None
         finally:
             self.size -= 1
 
     async def steps(self, iterator: Iterator[T]) -> AsyncIterator[T]:
-        """Yields what an iterator yields, each step made in a thread. To be used within a turn."""
+        """Yields what an iterator yields, running each step in a thread. To be used within a turn."""
         while (each := await to_thread.run_sync(next, iterator, _END)) is not _END:
             yield each
 
     async def run(self, receive: Receive, work: Callable[[], T]) -> T:
-        """Runs one piece of work in a turn of its own. What takes long calls `check` now and then."""
+        """Runs one piece of work in a turn of its own. Long work should call `check` now and then."""
         async with self.turn(receive):
             return await to_thread.run_sync(work)
 
     def check(self) -> None:
-        """Ends the work in this thread, by raising, if nobody waits for it."""
+        """Raises, and so ends the work in this thread, if nobody waits for it any more."""
         from_thread.check_cancelled()
         if self._cancelled:
             raise ServerStopping

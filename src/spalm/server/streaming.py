@@ -12,14 +12,14 @@ from spalm.server.errors import Refusal
 from spalm.server.queue import ClientGone, RequestQueue, ServerStopping
 
 _SEND_SECONDS = 30
-"""Seconds in which a client must take what is sent: one that does not read would block the queue."""
+"""Seconds within which a client must read what is sent; otherwise it would block the queue."""
 
 
 class StreamedResponse(Response):
-    """Takes its turn in the queue, and sends what each step yields.
+    """Waits for a turn in the queue, and sends what each step yields.
 
-    The first step is made before anything is sent, so that what is refused has a status. What goes wrong later is told
-    as an event, and the stream ends as it should.
+    The first step is made before anything is sent, so that a refusal has its own status. A later error is sent as an
+    event, and the stream is closed properly.
     """
 
     media_type = "text/event-stream"

@@ -44,7 +44,7 @@ class Analysis:
     name: str
     title: str
     caption: str
-    """What is counted: enough to read the picture without the text around it."""
+    """Explanation of the figures, which makes the picture readable without other text."""
     tables: dict[str, DataTable]
     draw: Callable[[Axes], None]
     """Draws the picture."""
@@ -64,7 +64,7 @@ class Analysis:
         return content.getvalue()
 
     def print(self, console: Console, longest: int = 24) -> None:
-        """Prints the tables and the caption; of long tables the first `longest` rows."""
+        """Prints the tables and the caption; only the first `longest` rows of long tables."""
         for table in self.tables.values():
             shown = Table(title=f"{self.title}: {table.title}" if table.title else self.title, box=box.SIMPLE_HEAD)
             shown.title_justify = "left"
@@ -97,12 +97,12 @@ class Analysis:
 
 @dataclass(frozen=True)
 class AnalysisRequest:
-    """The run, split and model that an analysis is to look at."""
+    """The run, split, model and passage that are to be analysed."""
 
     run: FinishedRun
     split: HeldOut = "test"
     model: RowName = "spalm"
-    """Row whose long-term memory is looked at."""
+    """Row whose long-term memory is analysed."""
     passage: np.ndarray | None = None
     """Positions of the passage to show; default: where the memory helped most."""
 
@@ -113,7 +113,7 @@ class AnalysisRequest:
 
     @property
     def token_unit(self) -> str:
-        """Unit for parts of a text: in them tokens can be counted, words cannot."""
+        """Unit for figures of parts of a text, in which tokens can be counted but words cannot."""
         return "bits/token" if self.run.unit == "bits/character" else "perplexity/token"
 
     def in_token_unit(self, log_probabilities: np.ndarray) -> float | None:

@@ -18,9 +18,9 @@ from matplotlib.text import Text
 from spalm.artifact import write_atomically
 
 COLOURS = ["#3567b0", "#d9772b", "#2f9470", "#b5468b", "#8a6d1f", "#6b6b6b"]
-"""Colours of series, distinguishable with colour-blindness, on white and on black."""
+"""Colours of series. Colour-blind readers can tell them apart, on white and on black."""
 HIT, LOSS = "#2f9470", "#c0483d"
-"""Colours of tokens that were retrieved rightly, and of losses."""
+"""Colours of retrieved tokens that are the actual one, and of losses."""
 _INK = "#1a2b3c"
 """Colour of text and axes; in a page it is replaced by the page's own colour."""
 
@@ -55,7 +55,7 @@ def _styled() -> Iterator[None]:
 
 
 def draw_figure(draw: Callable[[Axes], None], width: float, height: float) -> Figure:
-    """Returns a picture, drawn by `draw`, of a size in inches."""
+    """Returns a picture of a given size in inches, drawn by `draw`."""
     with _styled():
         figure = Figure((width, height), layout="constrained")
         draw(figure.subplots())
@@ -63,7 +63,7 @@ def draw_figure(draw: Callable[[Axes], None], width: float, height: float) -> Fi
 
 
 def set_log2_axis(axes: Axes, places: Sequence[int]) -> None:
-    """Makes the x axis logarithmic, with ticks at some places."""
+    """Makes the x axis logarithmic, with ticks at `places`."""
     axes.set_xscale("log", base=2)
     axes.set_xticks(places, [str(place) for place in places])
     axes.minorticks_off()
@@ -104,5 +104,5 @@ def _adapt_tag(tag: str, prefix: str) -> str:
 
 
 def write_text(axes: Axes, x: float, y: float, text: str, **style: Any) -> Text:
-    """Writes text as it is: dollar signs do not begin mathematics."""
+    """Writes text literally: a dollar sign does not begin a formula."""
     return axes.text(x, y, printable(text), parse_math=False, **style)

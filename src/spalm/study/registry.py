@@ -1,4 +1,4 @@
-"""All analyses by name, requests for them, and running them."""
+"""All analyses by name; making requests for them and running them."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -39,7 +39,7 @@ _LENGTH = 48
 
 
 def available_analyses(run: FinishedRun) -> list[str]:
-    """Returns the analyses for which a run has data; numbers of neighbours need to have been varied before."""
+    """Returns the analyses for which a run has data. "neighbours" is among them only after `vary_neighbours`."""
     return [name for name in ANALYSES if name != "neighbours" or len(existing_variants(run)) > 2]
 
 
@@ -66,7 +66,7 @@ def find_analysis(name: str) -> AnalysisFunction:
 
 def run_analyses(request: AnalysisRequest, names: list[str], folder: Path, console: Console) -> None:
     """Makes some analyses, prints them and writes their files."""
-    for analyse in [find_analysis(name) for name in names]:  # refuses a wrong name before any is made
+    for analyse in [find_analysis(name) for name in names]:  # refuses an unknown name before any analysis
         found = analyse(request)
         found.print(console)
         found.write(folder)

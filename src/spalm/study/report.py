@@ -46,7 +46,7 @@ class ColouredToken:
 
 
 def write_report(run: FinishedRun, folder: Path) -> Path:
-    """Makes every analysis of a run, keeps its files below `folder`, and writes the page beside them."""
+    """Makes every analysis of a run, writes its files to `folder`, and writes the page beside them."""
     found: list[Analysis] = []
     names = available_analyses(run)
     with bar("study", len(names)) as progress:
@@ -78,7 +78,7 @@ def write_report(run: FinishedRun, folder: Path) -> Path:
 
 
 def _environment() -> jinja2.Environment:
-    """Returns the templates' environment. Everything is escaped but our own pictures: a corpus may hold any text."""
+    """Returns the templates' environment. All text is escaped, because a corpus may hold any; only pictures are not."""
     templates = str(resources.files("spalm.study"))
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(templates), autoescape=True, undefined=jinja2.StrictUndefined,

@@ -1,10 +1,10 @@
-"""The files by which transformers knows a folder as a model, and a copy of such a folder that opens anywhere.
+"""The files by which transformers recognises a folder as a model, and a copy of such a folder that opens anywhere.
 
-An attached model gets a config.json and the tokeniser files of its base model. A finished run gets ours:
+An attached model gets a config.json and the tokeniser files of its base model. A finished run gets its own files:
 
-    RUN/config.json              model_type spalm, and which model of the run answers
+    RUN/config.json              model_type spalm, and which model of the run is used
     RUN/tokenizer.json           its tokeniser (corpus/to_tokenizers.py)
-    RUN/tokenizer_config.json    the symbol for x_0, which also ends answers and fills batches
+    RUN/tokenizer_config.json    the symbol for x_0, which also ends answers and pads batches
 """
 
 import shutil
@@ -26,7 +26,7 @@ _KIND = {"model_type": "spalm", "architectures": ["SpalmForCausalLM"]}
 
 
 def export_for_transformers(model: FinishedRun | Attached) -> None:
-    """Writes the files by which transformers knows a model into its own folder."""
+    """Writes the files by which transformers recognises a model into the model's folder."""
     if isinstance(model, Attached):
         _export_attached(model)
     else:
@@ -64,9 +64,9 @@ def _export_run(run: FinishedRun) -> None:
 
 
 def copy_model(source: Path, target: Path, changes: dict[str, Any]) -> None:
-    """Copies all of `source` to `target`, with the base model within it and some changes of config.json.
+    """Copies all of `source` to `target`, including the base model, with some changes to config.json.
 
-    It is made beside the target and then moved there part by part, so nothing of what was there before is mixed in.
+    The copy is made beside the target and then moved there part by part, so that it is not mixed with older files.
     """
     whole, wanted = source.resolve(), target.resolve()
     if whole.is_relative_to(wanted) or wanted.is_relative_to(whole):
@@ -76,7 +76,7 @@ def copy_model(source: Path, target: Path, changes: dict[str, Any]) -> None:
         raise InputError(f"{target} is a file, or holds another model; give another folder")
     half = wanted.with_name(wanted.name + TEMPORARY)
     shutil.rmtree(half, ignore_errors=True)
-    with only_writer(whole / "memory"):  # it does not change while it is copied
+    with only_writer(whole / "memory"):  # the memory must not change while it is copied
         shutil.copytree(whole, half, ignore=shutil.ignore_patterns(f"*{TEMPORARY}", "*.previous"))
     attached = (half / ATTACHED_FILE).is_file()
     if attached:
@@ -86,21 +86,21 @@ def copy_model(source: Path, target: Path, changes: dict[str, Any]) -> None:
 
 
 def _include_base(source: Path, copy: Path) -> None:
-    """Puts the base model into a copy of an attached model, and names it there."""
-    about = artifact.read_json(source / ATTACHED_FILE)
-    base, place = (source / about["model"]).resolve(), _BASE
-    if base.is_relative_to(source):  # it was converted there
+    """Puts the base model into a copy of an attached model, and records its place there."""
+    description = artifact.read_json(source / ATTACHED_FILE)
+    base, place = (source / description["model"]).resolve(), _BASE
+    if base.is_relative_to(source):  # was converted there, so it has been copied
         place = str(base.relative_to(source))
     else:
-        shutil.rmtree(copy / place, ignore_errors=True)  # a model that it was attached to before
+        shutil.rmtree(copy / place, ignore_errors=True)  # of an earlier attachment
         (copy / place).mkdir()
         for path in (path for pattern in _MODEL_FILES for path in base.glob(pattern)):
             shutil.copyfile(path, copy / place / path.name)
-    artifact.write_json(copy / ATTACHED_FILE, {**about, "model": place})
+    artifact.write_json(copy / ATTACHED_FILE, {**description, "model": place})
 
 
 def _move(half: Path, target: Path, mark: str) -> None:
-    """Moves a copy to its place; the mark, without which the folder is no model, goes first and comes last."""
+    """Moves a copy to its place. The file `mark`, which makes a folder a model, is deleted first and moved last."""
     target.mkdir(parents=True, exist_ok=True)
     (target / mark).unlink(missing_ok=True)
     for path in sorted(half.iterdir(), key=lambda path: path.name == mark):

@@ -1,15 +1,15 @@
-"""A model with a memory as a model of transformers: `generate`, `pipeline` and whatever else takes one work unchanged.
+"""A model with a memory as a model for transformers: `generate`, `pipeline` and the like work unchanged.
 
-    spalm.register_with_transformers()                                     # makes it known to the Auto classes
+    spalm.register_with_transformers()                                     # registers it with the Auto classes
     model = AutoModelForCausalLM.from_pretrained("runs/attached")
     model = AutoModelForCausalLM.from_pretrained("runs/wikitext2", model="spalm")    # one of a run's models
 
-Its logits are log-probabilities of the mixture, normalised over the vocabulary. Every position is searched: the policy
-of searching belongs to generation and the server, which read one text from left to right.
+Its logits are log-probabilities of the mixture, normalised over the vocabulary. Every position is searched: the search
+policy is used only by generation and the server, which read one text from left to right.
 
 A pretrained base reads batches as it always does, with its own cache. A run's model reads each text of a batch by
-itself, after x_0 and without its padding, in the segments or windows that it was evaluated in; its cache is what reads
-them.
+itself, after x_0 and without its padding, in the segments or windows that it was evaluated in; `BatchCache` holds the
+decoders that do so.
 """
 
 import inspect
@@ -35,9 +35,9 @@ from spalm.semiparametric import Retrieved
 _ROWS = 256
 """Positions whose neighbours are held at a time."""
 _BASE_FIELDS = ("vocab_size", "max_position_embeddings", "hidden_size", "num_hidden_layers")
-"""What programs that take any model look up in its configuration."""
+"""Fields of the base's configuration that programs for arbitrary models look up."""
 _PASSED_ON = ("attention_mask", "position_ids", "use_cache")
-"""Arguments of `forward` that a pretrained base is given too."""
+"""Arguments of `forward` that are passed on to a pretrained base."""
 
 
 class SpalmConfig(PreTrainedConfig):
@@ -53,19 +53,19 @@ class SpalmConfig(PreTrainedConfig):
     def __post_init__(self, **more: Any):
         super().__post_init__(**more)
         if self.base:
-            known = self.get_text_config()
+            base = self.get_text_config()
             for name in _BASE_FIELDS:
-                setattr(self, name, getattr(known, name, None))
+                setattr(self, name, getattr(base, name, None))
 
     def get_text_config(self, decoder: Any = None, encoder: Any = None) -> PreTrainedConfig:
-        """Returns the base model's configuration: caches are made to its measure."""
+        """Returns the base model's configuration, from which transformers takes the size of caches."""
         if not self.base:
             return super().get_text_config(decoder, encoder)
         return AutoConfig.for_model(**self.base).get_text_config(decoder, encoder)
 
 
 class BatchCache:
-    """What a batch has read so far, text by text, in the place of keys and values."""
+    """The state of a batch of texts read so far, one decoder for each text, instead of cached keys and values."""
 
     def __init__(self, model: Model, texts: int, symbol: int):
         """`symbol` is the id by which x_0 may be given."""
@@ -74,7 +74,7 @@ class BatchCache:
         self._length = 0
 
     def feed(self, texts: list[list[int]], length: int) -> list[EncodedTokens]:
-        """Reads further tokens of each text; `length` counts their padding too, as `generate` does."""
+        """Reads further tokens of each text; `length` is their number with padding, as `generate` counts."""
         self._length += length
         return [self._read(decoder, tokens) for decoder, tokens in zip(self._texts, texts, strict=True)]
 
@@ -89,7 +89,7 @@ class BatchCache:
         return self._length
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Goes on with some of the texts, in another order or several times."""
+        """Keeps the texts with these indices, in this order; a text may be kept several times."""
         self._texts = [self._texts[index].copied() for index in beam_idx.tolist()]
 
     batch_select_indices = reorder_cache
@@ -114,7 +114,7 @@ class SpalmForCausalLM(PreTrainedModel, GenerationMixin):
 
     @classmethod
     def of_model(cls, model: Model) -> "SpalmForCausalLM":
-        """Returns a model with a memory that is open already."""
+        """Wraps a model with a memory that is already open."""
         config = _config(model.models.directory)
         if not config.base:
             config.model = model.variant.name
@@ -122,9 +122,10 @@ class SpalmForCausalLM(PreTrainedModel, GenerationMixin):
 
     @classmethod
     def from_pretrained(cls, path: str | Path, *_: Any, **options: Any) -> "SpalmForCausalLM":  # pyright: ignore
-        """Opens what `spalm attach` made, or a finished run: `model` is one of its models, `device` where it computes.
+        """Opens what `spalm attach` made, or a finished run.
 
-        Other options say how weights are fetched and stored; here they are as they are.
+        `model` names one of a run's models, `device` is where it computes. Other options of transformers, which are
+        about fetching and storing weights, are ignored.
         """
         config = options.get("config") or _config(Path(path))
         config.model = options.get("model") or config.model
@@ -134,17 +135,17 @@ class SpalmForCausalLM(PreTrainedModel, GenerationMixin):
         return cls(config, load_model(path, hardware, config.model)).eval()
 
     def save_pretrained(self, folder: str | Path, **_: Any) -> None:  # pyright: ignore
-        """Copies everything, the base model included, to a folder that opens wherever it is put."""
+        """Copies everything, including the base model, to a folder that can then be moved anywhere."""
         copy_model(self.directory, Path(folder), {} if self.pretrained else {"model": self.config.model})
 
     def tie_weights(self, *_: Any, **__: Any) -> None:  # pyright: ignore
-        """Does nothing: weights are tied already, where they are."""
+        """Does nothing: the loaded network has tied its weights already."""
 
     def _supports_default_dynamic_cache(self) -> bool:
         return self.pretrained
 
     @torch.no_grad()
-    def forward(  # noqa: PLR0917 - transformers gives them by position too
+    def forward(  # noqa: PLR0917 - transformers also passes them by position
         self,
         input_ids: Tensor,
         attention_mask: Tensor | None = None,
@@ -156,7 +157,7 @@ class SpalmForCausalLM(PreTrainedModel, GenerationMixin):
     ) -> CausalLMOutputWithPast:
         """Returns log-probabilities as logits, and with labels the mean loss."""
         if labels is not None:
-            logits_to_keep = 0  # the loss is that of all
+            logits_to_keep = 0  # the loss needs all positions
         kept = slice(-logits_to_keep or None, None) if isinstance(logits_to_keep, int) else logits_to_keep
         there = torch.ones_like(input_ids) if attention_mask is None else attention_mask[:, -input_ids.shape[1] :]
         there = there.bool()
@@ -184,16 +185,19 @@ class SpalmForCausalLM(PreTrainedModel, GenerationMixin):
     def _read_on(
         self, ids: Tensor, there: Tensor, kept: slice | Tensor, cache: BatchCache
     ) -> tuple[EncodedTokens, Tensor]:
-        """Reads a batch on, and returns what follows those tokens that are kept and are no padding."""
+        """Reads further tokens of a batch.
+
+        Returns hidden states and keys of the kept tokens without padding, and the mask of these among the kept ones.
+        """
         encoded = cache.feed([row[here].tolist() for row, here in zip(ids, there)], ids.shape[1])
-        number = (there.cumsum(1) - 1)[:, kept]  # place of a token among those of its text
+        number = (there.cumsum(1) - 1)[:, kept]  # index of a token among those of its text
         there = there[:, kept]
         wanted = [(each, row[here].tolist()) for each, row, here in zip(encoded, number, there)]
         hidden = torch.cat([each.hidden[numbers] for each, numbers in wanted])
         return EncodedTokens(hidden, np.concatenate([each.keys[numbers] for each, numbers in wanted])), there
 
     def _log_probabilities(self, encoded: EncodedTokens) -> Tensor:
-        """Returns those of the vocabulary; what the configuration has beyond it is a symbol that no text has."""
+        """Returns log p of the vocabulary. A symbol that the configuration adds to it never occurs: its p is 0."""
         model = self.memory_model
         retrieved = model.search(encoded.keys) if self.use_memory else Retrieved.empty(len(encoded))
         combined = model.combiner.combine(model.network, encoded.hidden, retrieved.to(model.device))
@@ -203,11 +207,11 @@ class SpalmForCausalLM(PreTrainedModel, GenerationMixin):
 
 def _config(directory: Path) -> SpalmConfig:
     if (directory / RESULTS).is_file() and not (directory / CONFIG).is_file():
-        export_for_transformers(FinishedRun(directory))  # a run of before there were such files
+        export_for_transformers(FinishedRun(directory))  # the run is older than these files
     return SpalmConfig.from_pretrained(directory)
 
 
 def register_with_transformers() -> None:
-    """Makes models with a memory known to AutoConfig and AutoModelForCausalLM. Calling it again changes nothing."""
+    """Registers models with a memory with AutoConfig and AutoModelForCausalLM. Calling it again changes nothing."""
     AutoConfig.register("spalm", SpalmConfig, exist_ok=True)
     AutoModelForCausalLM.register(SpalmConfig, SpalmForCausalLM, exist_ok=True)

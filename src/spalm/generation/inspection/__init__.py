@@ -1,4 +1,4 @@
-"""A passage in, what every model makes of it out: token by token, with neighbours that can be switched off."""
+"""A passage in, every model's predictions out: token by token, with neighbours that can be switched off."""
 
 from spalm.generation.inspection.explain import ExplainedPosition, explain_position, explain_tokens
 from spalm.generation.inspection.explorer import Explorer

@@ -19,16 +19,16 @@ class ExplainedNeighbour:
     """An entry of the memory that was near, and where it comes from."""
 
     token: str
-    """The token that followed it."""
+    """The token that followed the entry."""
     distance: float
-    """Squared distance of its key."""
+    """Squared distance of the entry's key."""
     document: str
     offset: int
     """Position in the document, in tokens."""
     before: str
     """Text before the entry."""
     after: str
-    """Text behind the token."""
+    """Text after the token."""
     weight: float
     """Weight of the entry among the neighbours."""
 
@@ -39,9 +39,9 @@ class ExplainedPosition:
 
     position: int
     token: str
-    """The token that came."""
+    """The actual token."""
     probability: float
-    """Probability of that token, with the memory."""
+    """Probability of the actual token, with the memory."""
     network: float
     """Share of the network in the prediction; the rest is the memory's."""
     likely: list[LikelyToken]

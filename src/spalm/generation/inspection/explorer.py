@@ -1,4 +1,4 @@
-"""What every model makes of a passage, token by token, and what becomes of that when parts of the memory are off."""
+"""Every model's predictions of a passage, token by token, with parts of the memory switched off on request."""
 
 import math
 from dataclasses import dataclass
@@ -26,23 +26,23 @@ from spalm.memory import Entries
 from spalm.runs import HeldOut
 
 _LISTED = 16
-"""Neighbours shown for a token."""
+"""Number of neighbours shown for a token."""
 _LIKELY = 6
-"""Likely tokens shown for each model."""
+"""Number of likely tokens shown for each model."""
 _BEFORE, _AFTER = 24, 12
-"""Tokens shown around the place that a neighbour comes from."""
+"""Numbers of tokens shown before and after the token that followed a neighbour."""
 
 
 @dataclass(frozen=True)
 class _Target:
-    """A token that is explained: what came there, and the weights of its neighbours by model and entry."""
+    """A position that is explained: its actual token, and the weights of its neighbours by model and entry."""
 
     token: int
     weights: dict[str, dict[int, float]]
 
 
 class Explorer:
-    """Answers in plain JSON values. One passage is worked on at a time."""
+    """Explains passages in plain JSON values, one passage at a time."""
 
     def __init__(self, models: ModelSet):
         self.models = models
@@ -50,7 +50,7 @@ class Explorer:
         self._working = Lock()
 
     def about(self) -> dict[str, Any]:
-        """Returns what there is: the models, and the size of the memory."""
+        """Returns an overview: the models, and the size of the memory."""
         entries = self.models.memory.entries()
         return {
             "title": self.models.title,
@@ -128,7 +128,7 @@ class Explorer:
         }
 
     def _likely(self, log_probabilities: Tensor, target: _Target) -> list[dict[str, Any]]:
-        """Returns the first choices of a model."""
+        """Returns a model's likeliest tokens."""
         best = log_probabilities.topk(min(_LIKELY, len(log_probabilities)))
         return [
             {
@@ -142,7 +142,7 @@ class Explorer:
     def _neighbours(
         self, read: ReadPassage, position: int, target: _Target, off: Switches, entries: Entries
     ) -> list[dict[str, Any]]:
-        """Returns the nearest neighbours that are on, and those before them that are off."""
+        """Returns the nearest neighbours that are on, and the nearer ones that are off."""
         found: list[dict[str, Any]] = []
         columns = read.ids[position], read.distances[position], read.off(position, off, entries)
         for id, distance, is_off in zip(*(column.tolist() for column in columns)):

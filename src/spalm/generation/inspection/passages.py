@@ -1,6 +1,6 @@
-"""Passages as the models read them: hidden states and neighbours, kept for a while.
+"""Passages as the models read them: hidden states and neighbours, of which the last ones are kept.
 
-Switching neighbours off and on then costs only the way from there to the probabilities.
+Switching neighbours off or on then computes only the probabilities again.
 """
 
 from collections import OrderedDict
@@ -21,9 +21,9 @@ from spalm.semiparametric import Retrieved
 LONGEST = 2000
 """Number of tokens of the longest passage."""
 _KEPT = 8
-"""Passages that are kept read."""
+"""Number of read passages that are kept."""
 _TITLE = "own text"
-"""Title of a text that is none of the corpus."""
+"""Title of a text that is not from the corpus."""
 
 
 @dataclass(frozen=True)
@@ -32,14 +32,14 @@ class CorpusPassage:
 
     split: HeldOut
     document: int
-    """Number of the document in the split: names need not differ."""
+    """Number of the document in the split, as names need not be unique."""
     offset: int = 0
     """First token of the passage in the document."""
     length: int = 400
 
 
 Passage = str | CorpusPassage
-"""A text of one's own, or a place in the corpus."""
+"""The user's own text, or a place in the corpus."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class ReadPassage:
         return dead | np.isin(entries.live_documents.numbers_of(ids), list(switches.documents))
 
     def retrieved(self, rows: slice, switches: Switches, entries: Entries) -> Retrieved:
-        """Returns the neighbours as the switches leave them: what is off makes room for the next, as if forgotten."""
+        """Returns the neighbours that are on; further ones move up, as if those that are off had been forgotten."""
         off = self.off(rows, switches, entries)
         return Retrieved.from_ids(*drop_neighbours(self.ids[rows], self.distances[rows], off), entries)
 
@@ -88,7 +88,7 @@ class PassageReader:
     @torch.inference_mode()
     def read(self, passage: Passage) -> ReadPassage:
         """Returns a passage, read now or kept from before."""
-        if self._entries is not (entries := self._models.memory.entries()):  # what is new there may be a neighbour
+        if self._entries is not (entries := self._models.memory.entries()):  # new entries may be neighbours
             self._entries = entries
             self._kept.clear()
         if passage in self._kept:

@@ -13,7 +13,7 @@ from spalm.semiparametric import Search
 
 
 class AttachedModels(ModelSet):
-    """Opens the base model when it is first used."""
+    """The models of an attached directory; the base model is loaded when it is first used."""
 
     def __init__(self, attached: Attached):
         self.attached = attached
@@ -50,11 +50,11 @@ class AttachedModels(ModelSet):
         return Variant(name, self._network, self.attached.combiners[name])
 
     def neighbours_of_split(self, split: HeldOut, rows: np.ndarray) -> Neighbours:
-        """Returns neighbours from other documents: dev and test were remembered after they had been measured."""
+        """Returns neighbours from other documents. The memory holds dev and test too, so they must be excluded."""
         memory, entries = self.memory, self.memory.entries()
         first = memory.first_id(source_of_split(self.corpus, split))
         if first is not None and (entries.rows(first + rows) >= 0).all():
             return self.search.find(entries.take(entries.rows(first + rows)), own=first + rows)
-        text = self.corpus.split(split)  # forgotten since: it can be read again, and is nowhere to be found
+        text = self.corpus.split(split)  # forgotten since: read again; the search cannot find it
         keys = self.encoder.keys(text, int(rows[0]), int(rows[-1]) + 1, memory.keys_of, memory.width)
         return self.search.find(keys)

@@ -39,7 +39,7 @@ class Variant:
 
     @property
     def has_memory(self) -> bool:
-        """Whether it uses the long-term memory at all."""
+        """Whether the variant uses the long-term memory at all."""
         return not isinstance(self.combiner, PlainCombiner)
 
 
@@ -54,11 +54,11 @@ class ModelSet(ABC):
     default: str
     """Name of the variant that is used unless another is named."""
     chat_template_folder: Path | None = None
-    """Folder of a tokeniser with a chat template, if there may be one."""
+    """Folder of a tokeniser that may have a chat template."""
     policy: SearchPolicy | None = None
     """Decides which positions are searched; None: all."""
     threshold: float = ALWAYS_SEARCH
-    """Gain that must be expected of a search."""
+    """Expected gain above which a position is searched."""
 
     @property
     @abstractmethod
@@ -69,7 +69,7 @@ class ModelSet(ABC):
     def variant(self, name: str, split: HeldOut = "test", position: int = 0) -> Variant:
         """Returns a variant for a passage that begins at a position of a split.
 
-        What was learned from a part of dev is not used on that part.
+        A mixture that learned from a part of dev is not used on that part.
         """
 
     @abstractmethod
@@ -79,12 +79,12 @@ class ModelSet(ABC):
     @cached_property
     @abstractmethod
     def device(self) -> torch.device:
-        """Where the networks compute."""
+        """The device on which the networks compute."""
 
     @cached_property
     @abstractmethod
     def encoder(self) -> Encoder:
-        """Makes keys of texts: queries, and documents that are to be remembered."""
+        """Computes keys of texts: of queries, and of documents that are to be remembered."""
 
     @cached_property
     @abstractmethod
@@ -110,7 +110,7 @@ class ModelSet(ABC):
         return [self.variant(name, split, position) for name in self.names]
 
     def known(self, name: str | None) -> str:
-        """Returns the name of a variant, the default one for None; refuses a name that is none of its variants."""
+        """Returns the name of a variant, the default one for None; refuses unknown names."""
         if name is not None and name not in self.names:
             raise InputError(f"--model {name}: {self.directory} has {', '.join(reversed(self.names))}")
         return name or self.default

@@ -26,11 +26,11 @@ from spalm.semiparametric import (
 
 _INDEX = "index"
 _MIXTURES = 3
-"""Adaptive mixtures of a run: one for each half of dev, and one for everything else."""
+"""Number of adaptive mixtures of a run: one for each half of dev, and one for everything else."""
 
 
 class RunModels(ModelSet):
-    """Opens the networks of a run when they are first used; the first time, makes an index of its memory."""
+    """The models of a run. Networks are loaded, and the index made if there is none, when they are first used."""
 
     def __init__(self, run: FinishedRun, hardware: Hardware):
         self.run, self._hardware = run, hardware
@@ -91,7 +91,7 @@ class RunModels(ModelSet):
         return load_mixture(self.run.records("spalm-adaptive"), file).to(self.device)
 
     def _reading(self, name: NetworkName) -> Reading:
-        """Returns how the records of a network were read."""
+        """Returns the way of reading with which the records of a network were made."""
         settings, model = self.run.records(name).settings, self.run.network(name).model_settings
         segment, stride = model.training.segment_length, settings["stride"]
         return Reading.of(

@@ -1,4 +1,4 @@
-"""An explorer in, a web page out: what every model makes of a passage, with neighbours that can be switched off."""
+"""An explorer in, a web page out: every model's predictions of a passage, with neighbours that can be switched off."""
 
 from spalm.server.explorer.routes import PAGE, explorer_routes
 

@@ -1,4 +1,4 @@
-"""Questions to the explorer: a passage, and what of the memory is switched off."""
+"""Requests to the explorer: a passage, and what is switched off in the memory."""
 
 from typing import Annotated
 
@@ -20,7 +20,7 @@ class CorpusPlace(BaseModel):
 
 
 class PassageRequest(BaseModel):
-    """A passage, either `text` or `place`, and what of the memory is switched off."""
+    """A passage, either `text` or `place`, and what is switched off in the memory."""
 
     model_config = ConfigDict(extra="forbid")
     text: str | None = None
@@ -30,7 +30,7 @@ class PassageRequest(BaseModel):
 
     @property
     def passage(self) -> Passage:
-        """The passage; refuses none and two."""
+        """The passage; refuses a request with none or with two."""
         if self.text is not None and self.place is None:
             return self.text
         if self.place is not None and self.text is None:
@@ -39,11 +39,11 @@ class PassageRequest(BaseModel):
 
     @property
     def off(self) -> Switches:
-        """What is switched off."""
+        """The entries and documents that are switched off."""
         return Switches(frozenset(self.entries_off), frozenset(self.documents_off))
 
 
 class TokenRequest(PassageRequest):
-    """A token of a passage."""
+    """A passage, and the position of one of its tokens."""
 
     position: int = Field(ge=0)

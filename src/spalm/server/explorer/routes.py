@@ -1,6 +1,6 @@
-"""The explorer over HTTP: a static page and a few questions that are answered in JSON.
+"""The explorer over HTTP: a static page and a few requests that are answered in JSON.
 
-Whatever text comes in or goes out is data: the page puts it on screen as text, and no path is ever made of it.
+Texts are never interpreted: the page shows them as plain text, and no file path is ever made from one.
 """
 
 from pathlib import Path
@@ -18,7 +18,7 @@ PAGE = Path(__file__).parent / "page"
 
 
 def explorer_routes(explorer: Explorer, queue: RequestQueue) -> APIRouter:
-    """Returns the routes below /api that the page asks."""
+    """Returns the routes below /api, which the page requests."""
     routes = APIRouter(prefix="/api")
 
     @routes.get("/about")
@@ -30,12 +30,11 @@ def explorer_routes(explorer: Explorer, queue: RequestQueue) -> APIRouter:
         return explorer.documents(split, containing)
 
     @routes.post("/passage")
-    async def passage(question: PassageRequest, request: Request) -> dict[str, Any]:
-        return await queue.run(request.receive, lambda: explorer.passage(question.passage, question.off))
+    async def passage(body: PassageRequest, request: Request) -> dict[str, Any]:
+        return await queue.run(request.receive, lambda: explorer.passage(body.passage, body.off))
 
     @routes.post("/token")
-    async def token(question: TokenRequest, request: Request) -> dict[str, Any]:
-        position = question.position
-        return await queue.run(request.receive, lambda: explorer.token(question.passage, position, question.off))
+    async def token(body: TokenRequest, request: Request) -> dict[str, Any]:
+        return await queue.run(request.receive, lambda: explorer.token(body.passage, body.position, body.off))
 
     return routes

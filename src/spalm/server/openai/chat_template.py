@@ -14,7 +14,7 @@ from spalm.server.openai.protocol import ChatMessage
 
 
 class ChatTemplate:
-    """The chat template of the tokeniser in a folder, loaded when it is first asked for."""
+    """The chat template of the tokeniser in a folder, loaded when it is first used."""
 
     def __init__(self, folder: Path):
         self._folder = folder
@@ -26,7 +26,7 @@ class ChatTemplate:
         return AutoTokenizer.from_pretrained(self._folder)
 
     def prompt(self, tokeniser: Tokeniser, messages: list[ChatMessage]) -> TokenisedPrompt:
-        """Returns the conversation up to where the model is to answer."""
+        """Returns the conversation as a prompt that ends where the model is to answer."""
         if self._tokeniser.chat_template is None:
             raise InputError(f"{self._folder.resolve().name} has no chat template; use /v1/completions")
         given = [{"role": message.role, "content": message.text} for message in messages]

@@ -26,7 +26,7 @@ class TokenisedPrompt:
 
     tokens: list[int]
     texts: list[str]
-    """What each token adds to the text that is echoed."""
+    """Text that each token adds when the prompt is echoed."""
 
     @classmethod
     def of(cls, tokeniser: Tokeniser, given: Prompt) -> "TokenisedPrompt":
@@ -39,7 +39,7 @@ class TokenisedPrompt:
 
 
 def _without_prefix(text: str, texts: list[str]) -> list[str]:
-    """Drops what stands before the text. If the text cannot be found in it, keeps all of what was read."""
+    """Drops what precedes `text` in the tokens' `texts`; keeps everything if they do not end with it."""
     whole = "".join(texts)
     before = len(whole) - len(text) if whole.endswith(text) else 0
     found = []
@@ -55,15 +55,16 @@ class GenerationJob:
 
     prompts: list[TokenisedPrompt]
     sampling: Sampling | None
-    """None: nothing is to be generated."""
+    """How tokens are picked; None: nothing is to be generated."""
     n: int = 1
     """Number of answers to each prompt."""
     echo: bool = False
     """Whether answers begin with the prompt."""
     likely: int | None = None
-    """Number of likely tokens named beside each; None: no log-probabilities are wanted."""
+    """Number of likely tokens to list for each token; None: no log-probabilities are wanted."""
     use_memory: bool = True
     cite: bool = False
+    """Whether answers end with their citations."""
 
     @property
     def prompt_tokens(self) -> int:
@@ -71,7 +72,7 @@ class GenerationJob:
         return sum(len(prompt.tokens) for prompt in self.prompts)
 
     def run(self, model: Model) -> Iterator[Chunk]:
-        """Yields all answers, one after the other, in small steps."""
+        """Yields the chunks of all answers, one answer after the other."""
         choice = 0
         for prompt in self.prompts:
             for number in range(self.n):
@@ -100,15 +101,15 @@ class GenerationJob:
 def score_prompt(
     decoder: Decoder, encoded: EncodedTokens, prompt: TokenisedPrompt, likely: int
 ) -> Iterator[list[GeneratedToken]]:
-    """Yields the tokens of a prompt that has been read with their log-probabilities; the first has none."""
+    """Yields the tokens of a prompt, which `decoder` has read, with log-probabilities; the first has none."""
     tokens, texts = prompt.tokens, prompt.texts
     yield [GeneratedToken(tokens[0], texts[0], None)]
     for start in range(0, len(tokens) - 1, decoder.at_once):
         stop = min(start + decoder.at_once, len(tokens) - 1)
         log_probabilities = decoder.predict(encoded[start:stop], tokens[stop - 1])[0].log_probabilities
         best = log_probabilities.topk(min(likely, log_probabilities.shape[1]))
-        came = torch.tensor(tokens[start + 1 : stop + 1], device=best.values.device)[:, None]
-        values = log_probabilities.gather(1, came)[:, 0].tolist()
+        targets = torch.tensor(tokens[start + 1 : stop + 1], device=best.values.device)[:, None]
+        values = log_probabilities.gather(1, targets)[:, 0].tolist()
         yield [
             GeneratedToken(tokens[place], texts[place], value, likely=list(zip(ids, scores)))
             for place, value, ids, scores in zip(

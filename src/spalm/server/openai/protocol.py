@@ -1,7 +1,7 @@
 """Requests for completions, in the form of OpenAI's clients.
 
-Fields that would change the answer, and cannot, are refused; other unknown fields are ignored, because clients send
-many.
+Fields that should change the answer but are not supported are refused; other unknown fields are ignored, because
+clients send many.
 """
 
 from typing import Annotated, Any, Literal
@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, StrictInt, model_validator
 from spalm.generation import Sampling
 
 _ALMOST_ZERO = 1e-4
-"""Temperature below which only the likeliest token is left."""
+"""Temperature below which the likeliest token is always taken."""
 _SEED_LIMIT = 1 << 63
 
 Zero = Annotated[float, Field(ge=0, le=0)]
@@ -27,7 +27,7 @@ class StreamOptions(BaseModel):
 
 
 class GenerationRequest(BaseModel):
-    """What requests for completions and for chat completions share."""
+    """Fields that requests for completions and for chat completions share."""
 
     model_config = ConfigDict(extra="ignore", allow_inf_nan=False)
     model: str | None = None
@@ -43,20 +43,20 @@ class GenerationRequest(BaseModel):
     presence_penalty: Zero = 0
     logit_bias: dict[str, Zero] = {}
     memory: bool = True
-    """Own field: false answers without the memory."""
+    """Whether the memory is used. This field is not OpenAI's."""
     cite: bool = False
-    """Own field: name the parts that the memory decided, and their sources."""
+    """Whether to list the parts that the memory decided, and their sources. This field is not OpenAI's."""
 
     @model_validator(mode="before")
     @classmethod
     def _drop_nulls(cls, given: Any) -> Any:
-        """Takes null for the default, as clients mean it."""
+        """Takes null to mean the default, as clients do."""
         if not isinstance(given, dict):
             return given
         return {name: value for name, value in given.items() if value is not None}
 
     def sampling(self, max_tokens: int) -> Sampling:
-        """Returns how tokens are picked for an answer of at most so many tokens."""
+        """Returns how tokens are picked for an answer of at most `max_tokens` tokens."""
         stops = [self.stop] if isinstance(self.stop, str) else self.stop
         return Sampling(
             max_tokens=max_tokens,
@@ -85,14 +85,14 @@ class CompletionRequest(GenerationRequest):
         return self
 
     def prompts(self) -> list[Prompt]:
-        """Returns the prompts, one or several."""
+        """Returns the prompts as a list."""
         given: Any = self.prompt
         one = isinstance(given, str) or not given or isinstance(given[0], int)
         return [given] if one else list(given)
 
 
 class TextPart(BaseModel):
-    """A part of a message."""
+    """A part of a message; only text is supported."""
 
     type: Literal["text"]
     text: str
@@ -107,12 +107,12 @@ class ChatMessage(BaseModel):
 
     @property
     def text(self) -> str:
-        """The whole message."""
+        """The text of the whole message."""
         return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
 
 
 class ResponseFormat(BaseModel):
-    """The form of an answer."""
+    """The form of an answer; only text is supported."""
 
     type: Literal["text"]
 

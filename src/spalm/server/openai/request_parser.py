@@ -1,4 +1,4 @@
-"""Requests to generation jobs: what cannot be had is refused before anybody waits in the queue."""
+"""From requests to generation jobs. What cannot be done is refused before the request waits in the queue."""
 
 from spalm.generation import Model
 from spalm.server.errors import RequestRefused
@@ -8,11 +8,11 @@ from spalm.server.openai.jobs import GenerationJob, TokenisedPrompt
 from spalm.server.openai.protocol import ChatRequest, CompletionRequest, Prompt
 
 _DEFAULT_TOKENS = 16
-"""Tokens of a completion if the request does not say how many."""
+"""Highest number of tokens of a completion if the request has no `max_tokens`, as in OpenAI's API."""
 
 
 class RequestParser:
-    """Makes generation jobs of requests."""
+    """Makes generation jobs from requests."""
 
     def __init__(self, model: Model, chat: ChatTemplate | None, limits: Limits):
         self._model, self._chat, self._limits = model, chat, limits
@@ -62,7 +62,7 @@ class RequestParser:
         )
 
     def _checked(self, prompt: Prompt) -> Prompt:
-        """Refuses token ids that are not in the vocabulary, and text that is no Unicode."""
+        """Returns a prompt; refuses token ids that are not in the vocabulary, and invalid Unicode."""
         if isinstance(prompt, str):
             prompt.encode()
             return prompt
@@ -79,7 +79,7 @@ class RequestParser:
             raise RequestRefused(400, message, param="n")
 
     def _room(self, prompt: int, wanted: int | None, param: str) -> int:
-        """Returns the number of tokens that may be generated after a prompt; refuses a number that is too large."""
+        """Returns how many tokens may follow a prompt of `prompt` tokens; refuses a `wanted` number that is larger."""
         if prompt + (1 if wanted is None else wanted) > self._context:
             message = f"{prompt:,} tokens of prompt and {wanted or 1:,} to be written: {self._context:,} is the most"
             raise RequestRefused(400, message, param=param, code="context_length_exceeded")

@@ -1,4 +1,4 @@
-"""Answers in OpenAI's form. Chunks are the same whether they are sent one by one or joined at the end."""
+"""Answers in OpenAI's form, either streamed chunk by chunk or joined at the end."""
 
 import time
 import uuid
@@ -11,7 +11,7 @@ from spalm.generation import Chunk, Citation
 from spalm.server.openai.jobs import GenerationJob
 
 _LEAST = -9999.0
-"""Stands for log 0, which JSON cannot say."""
+"""Lowest log-probability in an answer; it stands for log 0, for which JSON has no value."""
 
 
 def joined(chunks: list[Chunk]) -> Chunk:
@@ -28,18 +28,18 @@ def joined(chunks: list[Chunk]) -> Chunk:
 
 
 class CompletionResponse:
-    """The answer of /v1/completions. One for each request: it keeps count of where tokens stand."""
+    """The answer of /v1/completions. Each request has its own, as it counts tokens and characters."""
 
     kind = chunk_kind = "text_completion"
     prefix = "cmpl"
 
     def __init__(self, model: str, tokeniser: Tokeniser, job: GenerationJob):
         self._tokeniser, self._scored = tokeniser, job.likely is not None
-        about = {"id": f"{self.prefix}-{uuid.uuid4().hex}", "created": int(time.time()), "model": model}
-        self._whole, self._chunk = ({**about, "object": kind} for kind in (self.kind, self.chunk_kind))
+        head = {"id": f"{self.prefix}-{uuid.uuid4().hex}", "created": int(time.time()), "model": model}
+        self._whole, self._chunk = ({**head, "object": kind} for kind in (self.kind, self.chunk_kind))
         self._prompt_tokens, self._generated = job.prompt_tokens, 0
         self._offsets: dict[int, int] = defaultdict(int)
-        """Characters of each answer so far."""
+        """Number of characters of each answer so far."""
 
     def whole(self, chunks: list[Chunk]) -> dict[str, Any]:
         """Returns the whole answer."""
@@ -50,13 +50,13 @@ class CompletionResponse:
         return {**self._whole, "choices": [self._choice(joined(each)) for each in answers.values()], **self._usage()}
 
     def chunks(self, chunk: Chunk) -> Iterator[dict[str, Any]]:
-        """Yields what is sent for a chunk of a streamed answer."""
+        """Yields the events that are sent for a chunk of a streamed answer."""
         self._generated += chunk.generated
         if chunk.text or chunk.tokens or chunk.finish_reason:
             yield {**self._chunk, "choices": [self._streamed(chunk)]}
 
     def last_chunk(self) -> dict[str, Any]:
-        """Returns the chunk that tells the usage."""
+        """Returns the last chunk, which holds the usage."""
         return {**self._chunk, "choices": [], **self._usage()}
 
     def _usage(self) -> dict[str, Any]:
@@ -71,10 +71,10 @@ class CompletionResponse:
         return self._choice(chunk)
 
     def _common(self, chunk: Chunk) -> dict[str, Any]:
-        about = {"index": chunk.choice, "finish_reason": chunk.finish_reason}
-        return (
-            about if chunk.citations is None else {**about, "citations": [_citation(each) for each in chunk.citations]}
-        )
+        fields = {"index": chunk.choice, "finish_reason": chunk.finish_reason}
+        if chunk.citations is None:
+            return fields
+        return {**fields, "citations": [_citation(each) for each in chunk.citations]}
 
     def _logprobs(self, chunk: Chunk) -> dict[str, Any] | None:
         if not self._scored:

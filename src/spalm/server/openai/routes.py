@@ -1,4 +1,4 @@
-"""The part of the server that OpenAI's clients know: /v1."""
+"""The routes that OpenAI's clients use: /v1."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -20,16 +20,16 @@ from spalm.server.streaming import StreamedResponse
 def openai_routes(model: Model, parser: RequestParser, queue: RequestQueue, metrics: Metrics) -> APIRouter:
     """Returns the routes below /v1."""
     routes = APIRouter(prefix="/v1")
-    about = {"id": model.name, "object": "model", "created": int(metrics.started), "owned_by": "spalm"}
+    description = {"id": model.name, "object": "model", "created": int(metrics.started), "owned_by": "spalm"}
 
     @routes.get("/models")
     def list_models() -> dict[str, Any]:
-        return {"object": "list", "data": [about]}
+        return {"object": "list", "data": [description]}
 
     @routes.get("/models/{name:path}")
     def show_model(name: str) -> dict[str, Any]:
         parser.refuse_other_models(name)
-        return about
+        return description
 
     @routes.post("/completions")
     async def completions(body: CompletionRequest, request: Request) -> Response:
@@ -56,6 +56,7 @@ def openai_routes(model: Model, parser: RequestParser, queue: RequestQueue, metr
 
 
 def _counted(chunks: Iterator[Chunk], job: GenerationJob, metrics: Metrics) -> Iterator[Chunk]:
+    """Yields the chunks of a job and adds its tokens to the metrics."""
     metrics.prompt_tokens += job.prompt_tokens
     for chunk in chunks:
         metrics.generated_tokens += chunk.generated
@@ -65,6 +66,7 @@ def _counted(chunks: Iterator[Chunk], job: GenerationJob, metrics: Metrics) -> I
 def _streamed(
     chunks: Iterator[Chunk], response: CompletionResponse, *, include_usage: bool
 ) -> Iterator[list[dict[str, Any]]]:
+    """Yields the events of a streamed answer, a list for each chunk; the last with the usage if it is wanted."""
     for chunk in chunks:
         yield list(response.chunks(chunk))
     if include_usage:

@@ -1,1 +1,1 @@
-"""The analyses, a module for each or for a few that belong together."""
+"""The analyses: one module for each, or for a few that belong together."""

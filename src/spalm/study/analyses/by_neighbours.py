@@ -1,9 +1,9 @@
 """Perplexity by number of neighbours (the paper's table 5), in two ways:
 
-- retrained: for each number a SPALM is trained with it, as in the paper. Hours at the paper's size;
-- at test only: the run's own SPALM is given more or fewer neighbours than it was trained with. Minutes.
+- retrained: a SPALM is trained with each number, as in the paper. This takes hours at the paper's size;
+- at test only: the run's own SPALM is given more or fewer neighbours than it was trained with. This takes minutes.
 
-Records are kept below the folder of the run and not made again.
+Records are kept below the folder of the run and made only once.
 """
 
 from dataclasses import dataclass, field
@@ -46,7 +46,7 @@ class NeighbourVariant:
 
 
 def vary_neighbours(run: FinishedRun, counts: tuple[int, ...], execution: Execution, *, retrain: bool) -> None:
-    """Makes the records for these numbers of neighbours, at test only or by training anew."""
+    """Makes the records for these numbers of neighbours, at test only or, with `retrain`, by training again."""
     table = _wide_table(run, max(counts), execution, for_training=retrain)
     for variant in (NeighbourVariant(count, retrained=retrain) for count in counts):
         model = _retrained(run, variant, table, execution) if retrain else run.network("spalm")
@@ -83,7 +83,7 @@ def _retrained(
 
 
 def existing_variants(run: FinishedRun) -> dict[NeighbourVariant, Records]:
-    """Returns the run's own SPALM and the variants made from it since; not those made before the run changed."""
+    """Returns the records of the run's own SPALM and of its variants; leaves out those made before the run changed."""
     trained_with = run.network("spalm").model_settings.spalm.gate.attended
     own = run.records("spalm")
     tested_with = trained_with if own.settings["neighbours"] is None else own.settings["neighbours"]

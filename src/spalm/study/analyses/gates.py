@@ -9,7 +9,7 @@ from spalm.study.analysis import Analysis, AnalysisRequest, Cell, DataTable
 from spalm.study.drawing import COLOURS, printable
 
 _BINS = 40
-"""Bins of the histogram."""
+"""Number of bins of the histogram."""
 _TOKENS = 32
 """Number of tokens in the heatmap."""
 _DIMENSIONS = 64
@@ -58,7 +58,7 @@ def gate_heatmap(request: AnalysisRequest) -> Analysis:
     rows = request.passage if request.passage is not None else passage_of(run, split, _TOKENS)
     gates = np.asarray(run.records("spalm").of(split, "gate")[rows], np.float32)
     text, tokeniser = run.corpus.split(split), run.corpus.tokeniser
-    # The dimensions that differ most from token to token are worth looking at; the paper shows "a small subset" too.
+    # Only the dimensions that vary most from token to token are shown; the paper also shows "a small subset".
     varied = np.sort(np.argsort(-gates.std(0), kind="stable")[:_DIMENSIONS])
     tokens = [visible_token(tokeniser, token) for token in text.targets(rows).tolist()]
     table: list[list[Cell]] = [

@@ -8,11 +8,11 @@ from spalm.study.analysis import Analysis, AnalysisRequest, Cell, DataTable
 from spalm.study.drawing import COLOURS, set_log2_axis
 
 _CELLS = 1 << 19
-"""Number of neighbours that are looked at at a time."""
+"""Number of neighbours whose tokens are compared at a time."""
 
 
 def neighbour_matches(request: AnalysisRequest) -> Analysis:
-    """Counts how often the token of a neighbour is the one that comes, by rank, on train, dev and test."""
+    """Counts how often a neighbour's token is the actual token, by rank, on train, dev and test."""
     shares: dict[Split, list[float | None]] = {split: _matches(request, split) for split in SPLITS}
     ranks = max(map(len, shares.values()))
     rows: list[list[Cell]] = [

@@ -18,7 +18,7 @@ from spalm.study.drawing import COLOURS, LOSS
 THRESHOLD = 0.1
 """Least change of a probability that counts as a gain or a loss."""
 _TOKENS = 20
-"""Number of tokens listed as gainers, and as losers."""
+"""Number of tokens in the list of gainers and in that of losers."""
 
 
 def output_analysis(request: AnalysisRequest) -> Analysis:
@@ -57,7 +57,7 @@ def output_analysis(request: AnalysisRequest) -> Analysis:
 def _most_affected(
     request: AnalysisRequest, targets: np.ndarray, kinds: dict[str, np.ndarray], difference: np.ndarray, kind: str
 ) -> DataTable:
-    """Returns the tokens with most long-term gains or losses, whichever `kind` is."""
+    """Returns the tokens with most gains or losses of a kind, "long-term gains" or "long-term losses"."""
     size, tokeniser = request.run.corpus.vocabulary, request.run.corpus.tokeniser
     counted = np.bincount(targets[kinds[kind]], minlength=size)
     positions = np.bincount(targets, minlength=size)

@@ -12,7 +12,7 @@ from spalm.study.drawing import write_text
 
 
 def pairwise_significance(request: AnalysisRequest) -> Analysis:
-    """Makes Wilcoxon's signed-rank test between every two models."""
+    """Compares every two models by Wilcoxon's signed-rank test."""
     models = request.run.rows
     values = {model: request.run.log_probabilities(model, request.split) for model in models}
     rows: list[list[Cell]] = []

@@ -1,4 +1,4 @@
-"""Perplexity by part of the text: by position in the document, and by how often the token comes in training."""
+"""Perplexity by part of the text: by position in the document, and by frequency of the token in training."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,12 +16,12 @@ Bins = dict[str, np.ndarray]
 
 
 def frequency_bins(run: FinishedRun, targets: np.ndarray) -> Bins:
-    """Returns positions by how often their token comes in the training text: never, then by powers of ten."""
+    """Returns positions by the frequency of their token in the training text: never, then by powers of ten."""
     return _by_powers(run.token_counts[targets], "never", 1, 10)
 
 
 def position_bins(text: TokenStream) -> Bins:
-    """Returns positions by how many tokens of their document come before: up to 63, then by powers of two."""
+    """Returns positions by the number of tokens before them in their document: up to 63, then by powers of two."""
     return _by_powers(np.arange(len(text)) - np.repeat(text.begins, text.ends - text.begins), "0 to 63", 64, 2)
 
 
@@ -35,7 +35,7 @@ def _by_powers(values: np.ndarray, first: str, low: int, factor: int) -> Bins:
 
 
 def by_frequency(request: AnalysisRequest) -> Analysis:
-    """Compares the models by how often the token comes in training."""
+    """Compares the models by frequency of the token in training."""
     text = request.run.corpus.split(request.split)
     bins = frequency_bins(request.run, text.targets(np.arange(len(text))))
     return _sliced(request, "frequency", "By how often the token comes in training", "comes in training", bins)
@@ -47,8 +47,8 @@ def by_position(request: AnalysisRequest) -> Analysis:
     return _sliced(request, "position", "By position in the document", "tokens before it", bins)
 
 
-def _sliced(request: AnalysisRequest, name: str, title: str, what: str, bins: Bins) -> Analysis:
-    """Returns the analysis of every model's perplexity by bin; `what` is the label of the bins."""
+def _sliced(request: AnalysisRequest, name: str, title: str, label: str, bins: Bins) -> Analysis:
+    """Returns the analysis of every model's perplexity by bin; `label` says by what the bins are made."""
     models = request.run.rows
     values = {model: request.run.log_probabilities(model, request.split) for model in models}
     rows: list[list[Cell]] = [
@@ -59,19 +59,19 @@ def _sliced(request: AnalysisRequest, name: str, title: str, what: str, bins: Bi
     return Analysis(
         name,
         title,
-        f"{request.token_unit} of every model ({request.where}); {what}: as on the axis.",
-        {"parts": DataTable([what, "positions", *models], rows)},
-        lambda axes: _draw(axes, rows, models, what, request.token_unit),
+        f"{request.token_unit} of every model ({request.where}); {label}: as on the axis.",
+        {"parts": DataTable([label, "positions", *models], rows)},
+        lambda axes: _draw(axes, rows, models, label, request.token_unit),
         data={"split": request.split, "unit": request.token_unit},
     )
 
 
-def _draw(axes: Axes, rows: list[list[Any]], models: Sequence[str], what: str, unit: str) -> None:
+def _draw(axes: Axes, rows: list[list[Any]], models: Sequence[str], label: str, unit: str) -> None:
     for number, model in enumerate(models):
         axes.plot([row[2 + number] for row in rows], "o-", ms=3, lw=1.4, label=model, color=COLOURS[number % 6])
     if unit == "perplexity/token":
         axes.set_yscale("log")
     axes.set_xticks(range(len(rows)), [row[0] for row in rows], rotation=20, ha="right")
-    axes.set_xlabel(what)
+    axes.set_xlabel(label)
     axes.set_ylabel(unit)
     axes.legend(fontsize="small", ncols=2)

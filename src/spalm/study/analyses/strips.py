@@ -1,4 +1,4 @@
-"""Neighbour strips (the paper's figures 2 and 3): a passage, and below each token what the memory proposed for it."""
+"""Neighbour strips (the paper's figures 2 and 3): a passage, and below each token the tokens of its neighbours."""
 
 from typing import Any
 
@@ -14,9 +14,9 @@ Lines = list[list[str | None]]
 """For each token: the token itself and the tokens of its neighbours; None where there are fewer neighbours."""
 
 _WORDS = 48
-"""Number of tokens in the passage."""
+"""Number of tokens in the passage where tokens are words or parts of words."""
 _CHARACTERS = 96
-"""The same where tokens are characters."""
+"""Number of tokens in the passage where tokens are characters."""
 _LINE = 72
 """Number of characters in a line of the picture."""
 
@@ -66,7 +66,7 @@ def _widths(lines: Lines) -> list[float]:
 
 
 def _layout(lines: Lines) -> list[tuple[int, int]]:
-    """Returns the first and last token, exclusive, of each line of the picture."""
+    """Returns the range of tokens, as (start, stop), in each line of the picture."""
     found, start, used = [], 0, 0.0
     for number, width in enumerate(_widths(lines)):
         if used + width > _LINE and number > start:
