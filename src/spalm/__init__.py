@@ -57,7 +57,7 @@ _MODULES = {
     "register_with_transformers": "spalm.api",
     "run": "spalm.api",
 }
-"""Where each public name is defined."""
+"""Module that defines each public name."""
 
 
 def __getattr__(name: str) -> Any:

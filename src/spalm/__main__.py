@@ -1,4 +1,4 @@
-"""`python -m spalm`, and so `torchrun -m spalm`."""
+"""Entry point of `python -m spalm`, and so of `torchrun -m spalm`."""
 
 from spalm.cli import main
 

@@ -17,6 +17,7 @@ from spalm.settings import read_settings
 from spalm.study import Analysis, find_analysis, make_request, write_report
 
 Location = str | Path
+"""Path of a file or folder; for a pretrained model also its name on the Hugging Face hub."""
 
 
 def attach(
@@ -32,7 +33,7 @@ def attach(
     Args:
         model: Folder of a causal LM, its name on the Hugging Face hub, or a .gguf file.
         texts: Files and folders of text.
-        out: Folder to make. A killed run goes on there; a finished one is found.
+        out: Folder to make. A killed run is continued there; a finished one is opened.
         set: Settings by name, such as `{"search": 0.3}`; `spalm settings attach` lists them.
         execution: Device, threads, engine; default: this machine.
     """
@@ -92,7 +93,7 @@ def carry_out(run: Run, console: Console) -> None:
 
 
 class CompletedRun(FinishedRun):
-    """A finished run: `results`, and what can be done with them. Printing it prints the table."""
+    """A finished run: its `results`, and methods that analyse, report or load it. Printing it shows the table."""
 
     def study(self, name: str, *, split: HeldOut = "test", model: RowName = "spalm") -> Analysis:
         """Returns one of the analyses, such as "gates": its tables, its caption, and `picture()` as a figure."""
@@ -103,7 +104,7 @@ class CompletedRun(FinishedRun):
         return write_report(self, self.directory / "report" if out is None else Path(out))
 
     def load(self, model: RowName | None = None, *, execution: Execution | None = None) -> Model:
-        """Opens one of its models; default: `spalm-adaptive`."""
+        """Opens one of the run's models; default: `spalm-adaptive`."""
         return load(self.directory, model, execution=execution)
 
     def __str__(self) -> str:
@@ -114,7 +115,7 @@ class CompletedRun(FinishedRun):
 
 
 def register_with_transformers() -> None:
-    """Makes folders of models with a memory known to AutoConfig and AutoModelForCausalLM of transformers."""
+    """Lets AutoConfig and AutoModelForCausalLM of transformers open folders of models with a memory."""
     from spalm.generation.hugging_face.model import register_with_transformers as register
 
     register()

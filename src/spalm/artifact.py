@@ -147,7 +147,7 @@ class Draft:
         write_atomically(self.directory / name, array.astype(self._arrays[name]["dtype"], copy=False).tobytes())
 
     def finish(self, identity: Mapping[str, Any], facts: Mapping[str, Any], files: list[str]) -> None:
-        """Writes the manifest, with every array and the other `files`, and removes scratch."""
+        """Writes the manifest, which lists every array and the other `files`, and removes the scratch files."""
         entries = {}
         for name in sorted({*files, *self._arrays}):
             path = self.directory / name
@@ -203,7 +203,7 @@ class Stage:
                 present = Artifact(directory)
                 changed = differences(present.identity, self.identity)
                 if not changed:
-                    _tidy(directory)  # what a kill at the very end left
+                    _tidy(directory)  # scratch files of a run that was killed at the very end
                     say(f"{directory}: finished before, unchanged")
                     return present
         if (directory / MANIFEST).exists():
@@ -217,7 +217,10 @@ class Stage:
         return Artifact(directory)
 
     def _claim(self, directory: Path, *, restart: bool) -> None:
-        """Marks the directory as this work in progress, unless it is already."""
+        """Marks the directory as this stage's work in progress, and removes other unfinished work if that is allowed.
+
+        Raises an error if the directory holds other unfinished work of a stage that is not `cheap`, or foreign files.
+        """
         marker = directory / UNFINISHED
         if marker.exists() and not restart:
             changed = differences(json.loads(marker.read_text()), self.identity)
@@ -238,18 +241,20 @@ class Stage:
 
 
 def _scratch_of(directory: Path) -> list[str]:
+    """Returns the names of the scratch files and folders that a directory lists."""
     path = directory / SCRATCH
     return read_json(path) if path.exists() else []
 
 
 def _tidy(directory: Path) -> None:
-    """Removes scratch, and last the list of it."""
+    """Removes the scratch files and folders of a directory, then the list that names them."""
     for name in _scratch_of(directory):
         _remove(directory / name)
     (directory / SCRATCH).unlink(missing_ok=True)
 
 
 def _remove(path: Path) -> None:
+    """Removes a file, if it is there, or a folder with all that is in it."""
     shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
 
 

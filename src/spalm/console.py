@@ -32,22 +32,22 @@ class Bar:
 
     def __init__(self, progress: Progress, task: TaskID):
         self._progress, self._task = progress, task
-        self._spoke = time.monotonic()
-        self.words = ""
-        """Text behind the bar."""
+        self._last_line_at = time.monotonic()
+        self.text = ""
+        """Text shown after the bar."""
 
     def advance(self, amount: float = 1) -> None:
-        """Moves the bar."""
+        """Moves the bar on by `amount`."""
         self._progress.advance(self._task, amount)
 
-    def say(self, words: str) -> None:
-        """Changes the text behind the bar."""
-        self.words = words
-        self._progress.update(self._task, words=words)
-        if not console.is_terminal and time.monotonic() - self._spoke > _SECONDS_BETWEEN_LINES:
-            self._spoke = time.monotonic()
+    def say(self, text: str) -> None:
+        """Changes the text after the bar. Without a terminal, prints it as a line if the last one was long ago."""
+        self.text = text
+        self._progress.update(self._task, text=text)
+        if not console.is_terminal and time.monotonic() - self._last_line_at > _SECONDS_BETWEEN_LINES:
+            self._last_line_at = time.monotonic()
             task = self._progress.tasks[self._task]
-            say(f"{task.description}: {task.completed:,.0f} of {task.total or 0:,.0f}, {words}")
+            say(f"{task.description}: {task.completed:,.0f} of {task.total or 0:,.0f}, {text}")
 
 
 @contextmanager
@@ -64,7 +64,7 @@ def bar(title: str, total: float | None, done: int = 0) -> Iterator[Bar]:
         TimeElapsedColumn(),
         TextColumn("left"),
         TimeRemainingColumn(),
-        TextColumn("{task.fields[words]}", markup=False),
+        TextColumn("{task.fields[text]}", markup=False),
     ]
     if done:
         say(f"{title}: going on from {done:,} of {total or 0:,}")
@@ -72,7 +72,7 @@ def bar(title: str, total: float | None, done: int = 0) -> Iterator[Bar]:
         say(f"{title} ...")
     began = time.monotonic()
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        shown = Bar(progress, progress.add_task(title, total=total, completed=done, words=""))
+        shown = Bar(progress, progress.add_task(title, total=total, completed=done, text=""))
         yield shown
-    words = f": {shown.words}" if shown.words else ""
-    say(f"{title}{words} ({time.monotonic() - began:.0f} s)")
+    text = f": {shown.text}" if shown.text else ""
+    say(f"{title}{text} ({time.monotonic() - began:.0f} s)")

@@ -2,11 +2,11 @@
 
 
 class InputError(ValueError):
-    """Bad input: one line that names the value and the remedy. The command line shows it without a traceback."""
+    """Bad input. The message names the value and the remedy in one line; the CLI shows it without a traceback."""
 
 
 class InUseError(InputError):
-    """Another process holds what is needed; the same may be tried again later."""
+    """Another process is using a file or folder that is needed; the same command may succeed later."""
 
 
 def first_line(error: BaseException) -> str:

@@ -1,11 +1,11 @@
-"""How the threads of OpenMP wait for work. To be set before the first library that uses OpenMP is loaded."""
+"""Sets how OpenMP's threads wait for work. It must run before the first library that uses OpenMP is loaded."""
 
 import os
 
 POLICY = "OMP_WAIT_POLICY"
-"""Variable of the OpenMP standard with which users choose for every runtime at once."""
+"""Environment variable of the OpenMP standard by which users choose how the threads of any runtime wait."""
 NO_SPINNING = {"GOMP_SPINCOUNT": "0", "KMP_BLOCKTIME": "0"}
-"""Variables that make waiting threads sleep: of GNU's runtime, and of Intel's and LLVM's."""
+"""Environment variables that make waiting threads sleep, for GNU's runtime and for Intel's and LLVM's."""
 
 
 def wait_without_spinning() -> None:

@@ -33,6 +33,7 @@ Group = TypeVar("Group", bound=Settings)
 
 
 def _first_problem(cls: type[Settings], error: pydantic.ValidationError) -> str:
+    """Returns the first problem that pydantic found, as one line for the user."""
     problem = error.errors(include_url=False)[0]
     key = ".".join(_without_kinds(cls, problem["loc"]))
     if problem["type"] == "extra_forbidden":
@@ -68,6 +69,7 @@ def _without_kinds(cls: type[Settings], location: tuple[int | str, ...]) -> list
 
 
 def _settings_in(annotation: Any) -> list[type[Settings]]:
+    """Returns the classes of settings in a type annotation: one, those of a union, or none."""
     if isinstance(annotation, type) and issubclass(annotation, Settings):
         return [annotation]
     return [found for part in getattr(annotation, "__args__", ()) for found in _settings_in(part)]
@@ -87,6 +89,7 @@ def describe_settings(cls: type[Settings], prefix: str = "") -> Iterator[tuple[s
 
 
 def _kind(group: type[Settings]) -> str:
+    """Returns the value of `kind` that selects this class in a union of settings."""
     return get_args(group.model_fields["kind"].annotation)[0]
 
 
@@ -110,6 +113,7 @@ def read_settings(cls: type[Group], assignments: list[str]) -> Group:
 
 
 def _assign(values: Any, path: list[str], value: Any, assignment: str) -> dict[str, Any]:
+    """Returns `values` with the key at `path`, a path through nested groups, set to `value`."""
     if not isinstance(values, dict):
         raise InputError(f"{assignment!r}: there are no keys inside {values!r}; set the group as a whole")
     first, *rest = path

@@ -42,8 +42,8 @@ def split_rows(first: int, last: int, size: int) -> list[JobPart]:
 def unfinished_parts(parts: list[JobPart], folder: Path) -> list[JobPart]:
     """Returns the parts that have no file in `folder` yet.
 
-    The folder is listed instead of asking for each file: a network file system may go on reporting a file that was
-    asked for in vain as missing after another machine has made it.
+    The folder is listed instead of checking each file: once a network file system has reported a file as missing, it
+    may go on doing so after another machine has made the file.
     """
     done = {path.name for path in folder.iterdir()}
     return [part for part in parts if part.file_name not in done]
@@ -53,7 +53,7 @@ class Job(Protocol):
     """Work that can be done part by part."""
 
     def __call__(self, part: JobPart, progress: ProgressCallback, /) -> Any:
-        """Does one part and returns its result; may report rows as they are done, the engine reports the rest."""
+        """Does one part and returns its result. It may report rows as they are done; the engine reports the rest."""
 
 
 class Engine(Protocol):
@@ -61,7 +61,7 @@ class Engine(Protocol):
 
     @property
     def cores(self) -> int:
-        """Cores of the largest machine: so many parts may share its memory."""
+        """Number of cores of the largest machine, and so of the parts that may share its memory."""
         ...
 
     @property

@@ -27,7 +27,7 @@ class Hardware:
     """This process among those that torchrun has started."""
 
     def __reduce__(self) -> tuple:
-        """Goes to another process with the same kind of device but without the ranks, to which it does not belong."""
+        """Pickles the hardware for another process: the same kind of device, but without the ranks of this one."""
         return Hardware, (self._device_name, self.threads, self.compile)
 
     @property
@@ -68,7 +68,7 @@ class Hardware:
 
 
 def autocast(device: torch.device, *, bf16: bool) -> AbstractContextManager:
-    """Returns a context in which a network's matrix products are in bfloat16, if that is wanted.
+    """Returns a context in which a network's matrix products are in bfloat16; without `bf16`, one that does nothing.
 
     Probabilities stay in single precision.
     """

@@ -47,7 +47,9 @@ class Ranks:
     local_world_size: int = 1
     """Number of processes of this machine."""
     _store: Any = None
+    """Key-value store of torchrun."""
     _turns: Iterator[int] = field(default_factory=itertools.count, repr=False)
+    """Counter of exchanges. It is the same on all ranks, so that it names the values in the store."""
 
     @property
     def is_first(self) -> bool:
@@ -73,13 +75,13 @@ class Ranks:
         """Returns the first rank's value on all ranks; the others wait for it, however long it takes."""
         return self._exchange(value, [0])[0]
 
-    def refuse_unless_equal(self, value: Any, what: str, remedy: str) -> None:
-        """Raises an error on all ranks unless they have the same value."""
+    def refuse_unless_equal(self, value: Any, name: str, remedy: str) -> None:
+        """Raises an error on all ranks, with `name` and `remedy` in it, unless they have the same value."""
         values = self._exchange(value, range(self.world_size))
         for rank, theirs in enumerate(values):
             changed = differences(values[0], theirs)
             if changed:
-                raise InputError(f"ranks 0 and {rank} have different {what} ({changed[0].lstrip(': ')}); {remedy}")
+                raise InputError(f"ranks 0 and {rank} have different {name} ({changed[0].lstrip(': ')}); {remedy}")
 
     def refuse_unless_shared(self, directory: Path) -> None:
         """Raises an error on all ranks unless `directory` is one and the same folder for them."""
@@ -112,7 +114,7 @@ class Ranks:
         return total.tolist()
 
     def gather(self, tensor: Tensor) -> list[Tensor]:
-        """Returns every rank's tensor, in order, on the first rank, and nothing on the others. All have one shape."""
+        """Returns every rank's tensor, in order, on the first rank, and nothing on the others. Shapes must be equal."""
         if not self.distributed:
             return [tensor]
         tensor = tensor.cpu().contiguous()
@@ -130,6 +132,7 @@ class Ranks:
         return [json.loads(self._receive(f"value/{turn}/{rank}")) for rank in senders]
 
     def _receive(self, key: str) -> bytes:
+        """Waits for a value in the store and returns it."""
         while not self._store.check([key]):
             time.sleep(_POLL_SECONDS)  # not in the store's own wait, which no signal interrupts
         return self._store.get(key)
@@ -147,7 +150,7 @@ SINGLE_RANK = Ranks()
 
 
 class _Terminated(BaseException):
-    """torchrun's signal to the ranks that are left. Not an Exception, so that no handler of errors catches it."""
+    """Raised when torchrun ends the ranks that are left. Not an Exception, so that no handler of errors catches it."""
 
 
 @contextmanager
@@ -164,7 +167,7 @@ def ranks_of_torchrun() -> Iterator[Ranks]:
     console.quiet = not ranks.is_first
     try:
         yield ranks
-        ranks.wait_for_first()  # it may still have work that it does alone
+        ranks.wait_for_first()  # the first rank may still be working alone
     except BaseException as error:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         console.quiet = not ranks._is_first_to_end()
@@ -177,6 +180,7 @@ def ranks_of_torchrun() -> Iterator[Ranks]:
 
 
 def _join() -> Ranks:
+    """Connects this process with the other ranks."""
     rank, world_size, local_rank, local_world_size = (int(os.environ[name]) for name in _VARIABLES[:4])
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     try:
@@ -192,9 +196,10 @@ def _join() -> Ranks:
 
 
 def _terminate(*_: Any) -> None:
+    """Handles SIGTERM by raising an exception."""
     raise _Terminated
 
 
 def _is_lost_connection(error: BaseException) -> bool:
-    """Whether an error comes from the exchange of tensors. Those of gloo have no class of their own."""
+    """Whether an error comes from the exchange of tensors. Errors of gloo have no class of their own."""
     return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error))

@@ -22,7 +22,7 @@ from spalm.console import say
 from spalm.errors import InputError, first_line
 
 _RETRIES = 8
-"""Times that a part is repeated whose worker was lost."""
+"""Number of times that a part is repeated if its worker is lost."""
 _AHEAD = 2
 """Parts given to Ray for each one that can run at a time."""
 _LEAD = 8
@@ -30,9 +30,9 @@ _LEAD = 8
 _CHECK_SECONDS = 30
 """Seconds without a result after which the engine checks whether there are machines at all."""
 _CONNECT_SECONDS, _ANSWER_SECONDS = 5, 30
-"""Seconds that an address has to answer: left to itself, Ray tries for a quarter of an hour."""
+"""Seconds to wait for a connection to an address, and for Ray's answer: Ray itself would wait a quarter of an hour."""
 _PROBE_SECONDS = 120
-"""Seconds that a machine has to start a worker and look into a folder."""
+"""Seconds that a machine may take to start a worker and read a file."""
 
 
 class RayEngine:
@@ -60,6 +60,7 @@ class RayEngine:
             raise
 
     def _nodes(self) -> list[dict[str, Any]]:
+        """Returns Ray's descriptions of the machines that are alive."""
         return [node for node in self._ray.nodes() if node["Alive"]]
 
     def _sizes(self) -> list[int]:
@@ -93,7 +94,7 @@ class RayEngine:
                     running[run.remote([stored], part, threads)] = part
                 done, _ = self._ray.wait(list(running), timeout=_CHECK_SECONDS)
                 if not done:
-                    self._refuse_unless_room(cores)
+                    self._refuse_unless_cores(cores)
                 for reference in done:
                     part = running.pop(reference)
                     result = self._result(reference)
@@ -103,7 +104,7 @@ class RayEngine:
             for reference in running:
                 self._ray.cancel(reference, force=True)
 
-    def _refuse_unless_room(self, cores: int) -> None:
+    def _refuse_unless_cores(self, cores: int) -> None:
         """Raises an error if the machines that are left are all too small: Ray would wait for others for ever."""
         if max(self._sizes(), default=0) < cores:
             raise InputError(
@@ -135,18 +136,18 @@ class RayEngine:
 
     def refuse_unless_visible(self, file: Path) -> None:
         """Raises an error unless every machine sees this text file with the same content."""
-        asked, strategy = [], self._ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
+        probes, strategy = [], self._ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
         for node in self._nodes():
             there = strategy(node["NodeID"], soft=False)
             look = self._ray.remote(_content).options(num_cpus=0, scheduling_strategy=there)
-            asked.append((node, look.remote(str(file))))
-        for node, reference in asked:
+            probes.append((node, look.remote(str(file))))
+        for node, reference in probes:
             machine = node["NodeManagerAddress"]
             try:
                 seen = self._ray.get(reference, timeout=_PROBE_SECONDS)
             except Exception as error:
                 if node["NodeID"] not in {each["NodeID"] for each in self._nodes()}:
-                    continue  # it has left in the meantime
+                    continue  # the machine has left the cluster in the meantime
                 reason = first_line(getattr(error, "cause", None) or error)
                 raise InputError(
                     f"the machine {machine} cannot work for spalm ({reason}); install the same spalm there"
@@ -159,7 +160,10 @@ class RayEngine:
 
 
 def _is_near(part: JobPart, others: Iterable[JobPart], lead: int) -> bool:
-    """Whether a part is close to the slowest. Where results count in order, a kill loses those that are ahead."""
+    """Whether a part is less than `lead` parts ahead of the others.
+
+    Where results are used in order, a kill loses those that are ahead.
+    """
     return all(part.number - other.number < lead for other in others)
 
 
@@ -198,6 +202,7 @@ def _import_ray() -> Any:
 
 
 def _print_first_line(message: dict[str, Any], **_: Any) -> None:
+    """Prints the first line of a message of Ray on our console."""
     for line in " ".join(message["lines"]).splitlines()[:1]:
         say(f"ray: {line[:200]}")
 
@@ -226,10 +231,10 @@ def _refuse_unless_answered(address: str) -> None:
             socket.create_connection((host, int(port)), _CONNECT_SECONDS).close()
         except (OSError, OverflowError) as error:
             raise InputError(f"--address {address}: nothing answers there ({first_line(error)})") from None
-    # Ray itself is asked in a process that can be ended when it takes too long.
-    ask = [sys.executable, "-m", "ray.scripts.scripts", "status", "--address", address]
+    # Ray's own status command runs in a process, which can be ended if it takes too long.
+    command = [sys.executable, "-m", "ray.scripts.scripts", "status", "--address", address]
     try:
-        answered = subprocess.run(ask, capture_output=True, timeout=_ANSWER_SECONDS).returncode == 0
+        answered = subprocess.run(command, capture_output=True, timeout=_ANSWER_SECONDS).returncode == 0
     except subprocess.TimeoutExpired:
         answered = False
     if not answered:

@@ -50,6 +50,7 @@ def build_corpus(settings: CorpusSettings, directory: Path, *, restart: bool = F
 
 
 def _fill(settings: CorpusSettings, draft: artifact.Draft) -> tuple[dict, list[str]]:
+    """Tokenises all splits into the draft; returns the facts and the files of the finished corpus."""
     if notice := settings.source.split_notice():
         say(notice)
     tokeniser = _tokeniser(settings, draft.directory)
@@ -64,6 +65,7 @@ def _fill(settings: CorpusSettings, draft: artifact.Draft) -> tuple[dict, list[s
 
 
 def _tokeniser(settings: CorpusSettings, directory: Path) -> Tokeniser:
+    """Returns the tokeniser in `directory`; learns it first unless an earlier run has left it there."""
     path = directory / "tokeniser.json"
     if not path.exists():
         with bar("learn the tokeniser", None):
@@ -73,7 +75,7 @@ def _tokeniser(settings: CorpusSettings, directory: Path) -> Tokeniser:
 
 
 def tokenise_files(paths: list[Path], tokeniser: Tokeniser) -> TokenStream:
-    """Returns the documents of files and folders as one stream, for a memory to remember. It is held in RAM."""
+    """Returns the documents of files and folders as one stream, held in RAM, for a memory to remember."""
     source = TextFiles(kind="text", path=[str(path.resolve()) for path in paths])
     tokens, ends, names = [np.zeros(0, token_dtype(tokeniser.size))], [], []
     count = 0
@@ -97,7 +99,7 @@ def _with_end(piece: "_Piece", ids: np.ndarray, tokeniser: Tokeniser) -> np.ndar
 
 
 def _pieces(settings: CorpusSettings, split: Split) -> Iterator[bytes]:
-    """Yields the text of a split."""
+    """Yields the text of a split in pieces; they must be UTF-8 unless tokens are bytes."""
     for piece in _in_order(settings.source.documents(split)):
         if settings.tokeniser.kind != "bytes":
             piece.refuse_unless_text()
@@ -111,9 +113,12 @@ class _Counts:
     documents: int = 0
     tokens: int = 0
     words: int = 0
+    """Words separated by white space, plus line ends."""
     characters: int = 0
     bytes: int = 0
+    """Bytes of text."""
     name_bytes: int = 0
+    """Bytes in the file of names."""
     pieces: int = 0
     """Pieces that are done of the document that is not finished yet."""
 
@@ -123,16 +128,18 @@ class _Piece:
     """A piece of a document, to be tokenised."""
 
     document: str
+    """Name of the document."""
     text: bytes
     ends_document: bool
+    """Whether this is the last piece of its document."""
 
     @property
     def name_in_a_line(self) -> str:
-        """Name of the document as a line of UTF-8."""
+        """Name of the document on a single line, in valid UTF-8."""
         return self.document.replace("\n", " ").encode("utf-8", "replace").decode()
 
     def refuse_unless_text(self) -> None:
-        """Refuses what is not UTF-8."""
+        """Raises an error unless the text is UTF-8."""
         try:
             self.text.decode("utf-8")
         except UnicodeDecodeError as error:
@@ -143,7 +150,7 @@ class _Piece:
 
 
 class _Journal:
-    """How much of each split is safely on disk."""
+    """A file that records how much of each split is safely on disk."""
 
     def __init__(self, path: Path):
         self._path = path
@@ -151,12 +158,15 @@ class _Journal:
         self._splits = {split: _Counts(**content.get(split, {})) for split in SPLITS}
 
     def of(self, split: Split) -> _Counts:
+        """Returns the counts of a split."""
         return self._splits[split]
 
     def bytes_done(self) -> int:
+        """Returns the number of bytes of text that are done, in all splits together."""
         return sum(counts.bytes for counts in self._splits.values())
 
     def save(self) -> None:
+        """Writes the counts to the file."""
         artifact.write_json(self._path, {split: asdict(counts) for split, counts in self._splits.items()})
 
 
@@ -169,7 +179,7 @@ def _tokenise(
     journal: _Journal,
     progress: Bar,
 ) -> _Counts:
-    """Appends the tokens, document bounds and names of a split, after what the journal says is there."""
+    """Tokenises a split: appends tokens, ends of documents and names to what the journal says is on disk."""
     counts = journal.of(split)
     dtype = token_dtype(tokeniser.size)
     sizes = {"tokens": counts.tokens * dtype.itemsize, "documents": counts.documents * 8, "names": counts.name_bytes}
@@ -177,15 +187,17 @@ def _tokenise(
     saved = time.monotonic()
 
     def save() -> None:
+        """Syncs the output files to disk, then records in the journal how far they go."""
         for file in outputs.values():
             file.flush()
             os.fsync(file.fileno())
         journal.save()
 
     def append(piece: _Piece, ids: np.ndarray) -> None:
+        """Writes the tokens of a piece, and the end and the name of a document that it completes."""
         ids = _with_end(piece, ids, tokeniser)
         outputs["tokens"].write(ids.astype(dtype).tobytes())
-        # Where the tokens are bytes so are the "characters": enwik8's figures are per byte.
+        # Where tokens are bytes, bytes also count as characters: enwik8's figures are per byte.
         text = piece.text if settings.tokeniser.kind == "bytes" else piece.text.decode()
         counts.tokens += len(ids)
         counts.words += len(text.split()) + piece.text.count(b"\n")
@@ -225,7 +237,7 @@ def _tokenise(
 
 
 def _reopen(path: Path, size: int) -> BinaryIO:
-    """Returns the file, open for appending after its first `size` bytes; what a killed run wrote beyond them goes."""
+    """Opens a file for appending after its first `size` bytes; removes what a killed run wrote beyond them."""
     path.touch()
     if path.stat().st_size < size:
         raise InputError(f"{path} has lost bytes since it was written; give --restart to begin again")

@@ -4,11 +4,13 @@ import unicodedata
 from typing import Protocol
 
 _SIGNS = {"\n": "↵", "\t": "→", " ": "·", "\u00a0": "␣"}
+"""Visible sign for each invisible character, where a token is shown by itself."""
 _SIGNS_IN_TEXT = {" ": " ", "\n": "↵\n"}
+"""Signs that differ from `_SIGNS` inside a running text."""
 
 
 class TokenSpeller(Protocol):
-    """Whatever can write one token as text: every tokeniser."""
+    """Anything that can write one token as text, such as every tokeniser."""
 
     def spell(self, id: int) -> str:
         """Returns one token as text."""
@@ -32,6 +34,7 @@ def token_in_text(tokeniser: TokenSpeller, token: int) -> str:
 
 
 def _visible(letter: str) -> str:
+    """Returns a character as it is, or a sign for it if it is invisible."""
     if ord(letter) < 32:
         return chr(0x2400 + ord(letter))
     match unicodedata.category(letter)[0]:
@@ -52,6 +55,7 @@ def spell_bytes(content: bytes) -> str:
 
 
 def _byte_level_alphabet() -> dict[str, int]:
+    """Returns the byte that each letter of byte-level BPE stands for."""
     itself = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in itself]
     return {chr(byte): byte for byte in itself} | {chr(0x100 + number): byte for number, byte in enumerate(others)}

@@ -41,6 +41,7 @@ OFFICIAL_CORPORA = {
         ("enwik8",),
     ),
 }
+"""Archives of the corpora that can be downloaded, by the name of the corpus."""
 
 
 def download_corpus(name: str, folder: Path, official: OfficialArchive | None = None) -> Path:
@@ -75,6 +76,7 @@ def download_corpus(name: str, folder: Path, official: OfficialArchive | None = 
 
 
 def _fetch(official: OfficialArchive, archive: Path) -> None:
+    """Downloads an archive, going on from an interrupted download, and checks its digest."""
     partial = archive.with_name(archive.name + ".partial")
     have = partial.stat().st_size if partial.exists() else 0
     request = urllib.request.Request(official.url, headers={"Range": f"bytes={have}-"} if have else {})
@@ -93,7 +95,7 @@ def _fetch(official: OfficialArchive, archive: Path) -> None:
                 if rest and sink.tell() < have + rest:
                     raise ConnectionError("the connection broke off")
     except urllib.error.HTTPError as error:
-        # 416: the whole file had arrived before, only the check was missing.
+        # 416: an earlier run had downloaded the whole file but not checked it.
         if error.code != 416:
             raise InputError(f"{official.url} answered {error.code} {error.reason}; fetch the file by hand") from None
     except (urllib.error.URLError, TimeoutError, ConnectionError) as error:

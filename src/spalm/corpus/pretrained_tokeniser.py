@@ -13,6 +13,7 @@ from spalm.corpus.display import BYTE_LEVEL_ALPHABET, spell_byte_level, spell_by
 from spalm.errors import InputError
 
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
+"""Form of a token that stands for a single byte."""
 
 
 class PretrainedTokeniser:
@@ -21,7 +22,7 @@ class PretrainedTokeniser:
     separator = ""
     """Text between two tokens where tokens are shown one by one."""
     end_of_document = None
-    """Nothing is put between documents: what the model saw there in training is not known."""
+    """None: no token is put after a document, because what the model saw there in training is not known."""
 
     def __init__(self, tokeniser: Tokenizer, size: int, start: int, end_tokens: list[int]):
         self._tokeniser = tokeniser
@@ -35,7 +36,10 @@ class PretrainedTokeniser:
 
     @classmethod
     def of_model(cls, folder: Path) -> "PretrainedTokeniser":
-        """Reads it from a model's folder. Its size is the model's: output layers often exceed their tokenisers."""
+        """Reads the tokeniser in a model's folder.
+
+        Its `size` is that of the model's output layer, which is often larger than the tokeniser's vocabulary.
+        """
         try:
             config = json.loads((folder / "config.json").read_text())
             tokeniser = Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -46,7 +50,8 @@ class PretrainedTokeniser:
         config = config.get("text_config", config)
         begins, ends = (_as_list(config.get(name)) for name in ("bos_token_id", "eos_token_id"))
         start = next(iter([*begins, *ends]), 0)
-        if (generating := folder / "generation_config.json").is_file():  # a chat model may end an answer otherwise
+        # Chat models may end answers with other tokens.
+        if (generating := folder / "generation_config.json").is_file():
             ends += _as_list(json.loads(generating.read_text()).get("eos_token_id"))
         return cls(tokeniser, max(int(config["vocab_size"]), tokeniser.get_vocab_size()), start, ends)
 
@@ -89,5 +94,5 @@ class PretrainedTokeniser:
 
 
 def _as_list(ids: int | list[int] | None) -> list[int]:
-    """Returns the tokens that a configuration names: none, one, or several."""
+    """Returns the token ids of a configuration's entry, which may be None, one id or several, as a list."""
     return [] if ids is None else ids if isinstance(ids, list) else [ids]

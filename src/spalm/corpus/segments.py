@@ -13,14 +13,17 @@ from spalm.errors import InputError
 
 @dataclass(frozen=True)
 class Batch:
-    """One segment of every lane. `positions` are rows of the split, by which neighbours and the like are looked up."""
+    """One segment of every lane."""
 
     positions: Int[np.ndarray, "lanes time"]
+    """Positions in the split, by which neighbours and the like are looked up."""
     inputs: Int[Tensor, "lanes time"]
+    """Token before each position."""
     targets: Int[Tensor, "lanes time"]
+    """Token at each position, which is to be predicted."""
 
     def lanes(self, start: int, stop: int) -> "Batch":
-        """Returns some of the lanes."""
+        """Returns the lanes `start` to `stop` - 1."""
         return Batch(self.positions[start:stop], self.inputs[start:stop], self.targets[start:stop])
 
     def to(self, device: torch.device) -> "Batch":
@@ -33,7 +36,7 @@ class TrainingBatches:
 
     Every epoch begins at another offset (drawn from the seed and the epoch, nothing else), so that the borders of
     segments fall elsewhere and no text is always left over. A batch is a function of the step alone: resuming needs no
-    state. `own`: the lanes that this process reads, where other processes read the rest.
+    state. `own` are the lanes that this process reads if other processes read the rest; default: all lanes.
     """
 
     def __init__(self, split: TokenSplit, lanes: int, segment: int, seed: int, own: range | None = None):

@@ -8,7 +8,7 @@ from spalm.corpus.display import BYTE_LEVEL_ALPHABET
 from spalm.corpus.tokeniser import END_OF_DOCUMENT, END_OF_LINE, UNKNOWN, Tokeniser
 
 START = "<|start|>"
-"""Symbol that stands for x_0 where x_0 is a line end, which is text as well: one id more than the vocabulary has."""
+"""Symbol for x_0 where x_0 is a line end, which also occurs in text. Its id is the first beyond the vocabulary."""
 
 
 def to_fast_tokenizer(tokeniser: Tokeniser) -> tuple[Tokenizer, str]:
@@ -33,8 +33,9 @@ def to_fast_tokenizer(tokeniser: Tokeniser) -> tuple[Tokenizer, str]:
 
 
 def _words(words: list[str]) -> Tokenizer:
+    """Returns a tokeniser of words and line ends, each with its index in `words` as its id."""
     made = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token=UNKNOWN))
-    # Python's white space and the library's differ in four characters.
+    # Four characters are white space to Python but not to the library.
     made.normalizer = normalizers.Sequence(
         [normalizers.Replace(Regex("[\x1c-\x1f]"), " "), normalizers.Replace("\n", f" {END_OF_LINE} ")]
     )
@@ -46,6 +47,7 @@ def _words(words: list[str]) -> Tokenizer:
 
 
 def _bytes() -> Tokenizer:
+    """Returns a tokeniser of the 256 bytes."""
     made = Tokenizer(models.BPE(vocab=BYTE_LEVEL_ALPHABET, merges=[]))
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     made.decoder = decoders.ByteLevel()

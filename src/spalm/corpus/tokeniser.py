@@ -1,7 +1,7 @@
 """Tokenisers: words of tokenised text, byte-level BPE, bytes, those of pretrained models.
 
-All turn bytes into ids and can spell an id. The ids of words and of BPE are in order of falling frequency, which is
-what an adaptive softmax needs.
+All turn bytes into ids and can write an id as text. The ids of words and of BPE are in order of falling frequency,
+which is what an adaptive softmax needs.
 """
 
 import json
@@ -61,7 +61,7 @@ class Tokeniser(Protocol):
 
     @property
     def end_of_document(self) -> int | None:
-        """Token that is put after every document; None: nothing is."""
+        """Token that is put after every document; None: no token is."""
         ...
 
     @property
@@ -87,7 +87,7 @@ class Tokeniser(Protocol):
         ...
 
     def spell(self, id: int) -> str:
-        """Returns one token as text; bytes that are no text by themselves in hexadecimal, to tell them apart."""
+        """Returns one token as text; bytes that are no text by themselves are written in hexadecimal."""
         ...
 
     def to_json(self) -> dict[str, Any]:
@@ -101,7 +101,7 @@ class OwnTokeniser(ABC):
     start: int
     """Token that stands before the first token of a text."""
     end_of_document: int | None
-    """Token that is put after every document; None: nothing is."""
+    """Token that is put after every document; None: no token is."""
 
     @property
     def end_tokens(self) -> frozenset[int]:
@@ -195,7 +195,7 @@ class BpeTokeniser(OwnTokeniser):
 
     @classmethod
     def learn(cls, pieces: Callable[[], Iterator[bytes]], size: int, *, mark_documents: bool) -> "BpeTokeniser":
-        """Returns a tokeniser with merges learned from the text that `pieces()` reads from its start."""
+        """Returns a tokeniser with merges learned from a text. Each call of `pieces` yields the text from its start."""
         bpe = Bpe(models.BPE())
         bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         bpe.decoder = decoders.ByteLevel()
@@ -240,7 +240,10 @@ def tokeniser_from_json(content: dict[str, Any]) -> Tokeniser:
 
 
 def learn_tokeniser(settings: TokeniserSettings, pieces: Callable[[], Iterator[bytes]]) -> Tokeniser:
-    """Returns the tokeniser that `settings` ask for, learned from the text that `pieces()` reads from its start."""
+    """Returns the tokeniser that `settings` describe, learned from a text if its kind is learned.
+
+    Each call of `pieces` yields the text from its start.
+    """
     match settings.kind:
         case "bytes":
             if settings.size not in (None, ByteTokeniser.size):
@@ -262,6 +265,7 @@ def learn_tokeniser(settings: TokeniserSettings, pieces: Callable[[], Iterator[b
 
 
 def _words_of(piece: bytes) -> Iterator[str]:
+    """Yields the words of a text, with END_OF_LINE for every line end."""
     *lines, last = piece.decode().split("\n")
     for line in lines:
         yield from line.split()
@@ -270,6 +274,7 @@ def _words_of(piece: bytes) -> Iterator[str]:
 
 
 def _first_bytes(pieces: Iterable[bytes], budget: int) -> Iterator[bytes]:
+    """Yields pieces until they hold `budget` bytes."""
     for piece in pieces:
         if budget <= 0:
             return
@@ -293,6 +298,7 @@ def _by_frequency(bpe: Bpe, texts: Iterable[str]) -> Bpe:
 
 
 def _in_groups(items: Iterable[str], size: int) -> Iterator[list[str]]:
+    """Yields the items in lists of `size`."""
     iterator = iter(items)
     while batch := list(islice(iterator, size)):
         yield batch

@@ -12,7 +12,9 @@ from spalm.corpus.sources.document import SPLITS, Split
 from spalm.corpus.tokeniser import Tokeniser, tokeniser_from_json
 
 CORPUS_KIND = "corpus"
+"""Kind of artifact."""
 CORPUS_VERSION = 1
+"""Version of the files' format."""
 
 
 def token_dtype(vocabulary: int) -> np.dtype:
@@ -85,10 +87,10 @@ class TokenSplit(TokenStream):
         self.words: int = counts["words"]
         """Number of words separated by white space, plus line ends."""
         self.characters: int = counts["characters"]
-        """Number of characters; of bytes, where tokens are bytes."""
+        """Number of characters, or of bytes where tokens are bytes."""
 
     def __reduce__(self) -> tuple:
-        """Sends the path alone to another process."""
+        """Pickles only the path and the split's name: another process opens the files itself."""
         return _open_split, (self._corpus, self.split)
 
 

@@ -3,8 +3,8 @@
     checkpoint/STEP/tensors.safetensors     parameters, optimiser moments, carried memories, random state
     checkpoint/STEP/progress.json           step, best dev loss, and the digest of the tensors
 
-Parameters are full and memories those of all lanes, so that another number of ranks can continue from it. A checkpoint
-is tensors and JSON only: loading it runs no code. The newest complete one counts; a half-written one is ignored.
+Parameters are full and memories those of all lanes, so that another number of ranks can continue. A checkpoint
+is tensors and JSON only: loading it runs no code. The newest complete checkpoint counts; a half-written one is ignored.
 """
 
 import errno
@@ -38,7 +38,7 @@ class Progress:
     best_dev: float | None = None
     """Lowest mean loss on dev so far."""
     best_step: int | None = None
-    """Number of steps after which it was measured."""
+    """Number of steps after which the lowest loss was measured."""
 
 
 def save_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
@@ -83,7 +83,7 @@ def save(
     memories: list[list[Tensor]],
     ranks: Ranks = SINGLE_RANK,
 ) -> None:
-    """Writes a checkpoint: the first rank does, the others send it what only they have.
+    """Writes a checkpoint: the first rank writes, and the others send it what only they have.
 
     `memories` holds each micro-batch's carried memory, layer by layer.
     """
@@ -108,6 +108,7 @@ def save(
 
 
 def _write(directory: Path, progress: Progress, tensors: dict[str, Tensor]) -> None:
+    """Writes the files of a checkpoint, then removes older checkpoints."""
     folder = directory / FOLDER / f"{progress.step:09d}"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -170,11 +171,13 @@ def _own_lanes(memories: dict[str, Tensor], ranks: Ranks) -> list[Tensor]:
 
 
 def _newest(directory: Path) -> Path | None:
+    """Returns the folder of the newest complete checkpoint; None if there is none."""
     complete = sorted(path.parent for path in (directory / FOLDER).glob("*/progress.json"))
     return complete[-1] if complete else None
 
 
 def _random_states() -> dict[str, Tensor]:
+    """Returns the present random state of each kind of device."""
     states = {"cpu": torch.get_rng_state()}
     if torch.cuda.is_available():
         states["cuda"] = torch.cuda.get_rng_state()
@@ -182,7 +185,7 @@ def _random_states() -> dict[str, Tensor]:
 
 
 def _restore_random_states(states: dict[str, Tensor], rank: int) -> None:
-    """Restores the random state of this rank; one that had no part in the checkpoint keeps its present state."""
+    """Restores the random state of this rank; if the checkpoint has none for it, the present state stays."""
     cpu, cuda = _random_state_name("cpu", rank), _random_state_name("cuda", rank)
     if cpu in states:
         torch.set_rng_state(states[cpu])
@@ -191,4 +194,5 @@ def _restore_random_states(states: dict[str, Tensor], rank: int) -> None:
 
 
 def _random_state_name(device: str, rank: int) -> str:
+    """Returns the name of a rank's random state in a checkpoint; the first rank's has no number."""
     return f"{device}/{rank}" if rank else device

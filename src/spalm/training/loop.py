@@ -109,6 +109,8 @@ def train(task: TrainingTask, directory: Path, execution: Execution) -> checkpoi
 
 @dataclass(frozen=True)
 class _Step:
+    """The outcome of one training step."""
+
     loss: float
     """Mean loss of all ranks' lanes."""
     learning_rate: float
@@ -118,7 +120,7 @@ class _Step:
 
 
 class _Trainer:
-    """A model in training: everything that a step changes, and the files that come of it."""
+    """A model in training: everything that a step changes, and the files that are written."""
 
     def __init__(self, task: TrainingTask, directory: Path, execution: Execution):
         hardware, settings = execution.hardware, task.settings
@@ -129,11 +131,11 @@ class _Trainer:
         self._replica = Replica(task.model, task.loss, self._device, hardware)
         self._optimiser = make_optimiser(settings.optimiser, self._replica.model)
         if self._ranks.distributed:
-            # DDP settles the order in which it adds up gradients after a first pass. One that does not count comes
-            # before all that do: the first step after a resume would be rounded otherwise.
+            # DDP settles the order in which it adds up gradients after its first pass. So the first pass is one that
+            # does not count; otherwise the first step after a resume would be rounded differently.
             self._gradients(task.first_step, [])
             self._optimiser.zero_grad(set_to_none=True)
-        torch.manual_seed(settings.seed + 1 + self._ranks.rank)  # of the dropout; the parameters were drawn before
+        torch.manual_seed(settings.seed + 1 + self._ranks.rank)  # for dropout; the parameters were drawn before
         self.progress, lanes_memory = checkpoint.load(
             directory,
             self._replica.model,
@@ -194,6 +196,7 @@ class _Trainer:
             self._write(model, KEPT_FILE)
 
     def _write(self, model: nn.Module, file: str) -> None:
+        """Writes a model's parameters to a file, on the first rank only."""
         if self._ranks.is_first:
             checkpoint.save_tensors(self._directory / file, model.state_dict())
 
@@ -226,6 +229,7 @@ class _SpeedMeter:
     def __init__(self, step: int, tokens_per_step: int):
         self._step, self._tokens_per_step, self._time = step, tokens_per_step, time.monotonic()
         self.speed = 0.0
+        """Tokens per second at the last measurement."""
 
     def measure(self, step: int) -> float:
         """Returns the speed since the last measurement."""

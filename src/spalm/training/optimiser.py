@@ -32,7 +32,7 @@ class OptimiserSettings(Settings):
 
 
 _SECOND_WARM_UP = 50
-"""Steps over which the learning rate rises again where training continues another model's with empty moments."""
+"""Steps over which the learning rate rises again if training continues from another model, with empty moments."""
 
 
 def learning_rate(settings: OptimiserSettings, step: int, steps: int, first_step: int = 0) -> float:
@@ -42,6 +42,7 @@ def learning_rate(settings: OptimiserSettings, step: int, steps: int, first_step
 
 
 def _scheduled(settings: OptimiserSettings, step: int, steps: int) -> float:
+    """Returns the learning rate that warm-up and decay give at a step."""
     if step < settings.warm_up:
         return settings.learning_rate * (step + 1) / settings.warm_up
     if settings.decay == "inverse-sqrt":

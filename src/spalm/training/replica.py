@@ -51,8 +51,8 @@ class Replica:
     def without_exchange(self) -> AbstractContextManager:
         """Returns a context for every micro-batch but the last, in which DDP does not exchange gradients.
 
-        It exchanges their sum, once. FSDP2 exchanges them after each micro-batch, since it would otherwise have to
-        hold full gradients.
+        DDP exchanges the sum of all gradients with the last micro-batch. FSDP2 exchanges gradients after each, since it
+        would otherwise have to hold full gradients.
         """
         return self.loss.no_sync() if isinstance(self.loss, DistributedDataParallel) else nullcontext()
 
@@ -72,7 +72,7 @@ class Replica:
 
 
 def shard(model: nn.Module, device: torch.device, count: int) -> None:
-    """Cuts every parameter into one shard a rank; a layer's parameters are put together only while it computes."""
+    """Cuts every parameter into a shard for each rank; a layer's parameters are put together only while it computes."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard  # takes a second to import
 

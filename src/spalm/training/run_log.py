@@ -35,6 +35,7 @@ class RunLog:
 
 
 def _step_of(line: str) -> float:
+    """Returns the step of a line; infinity if the line is incomplete."""
     try:
         return json.loads(line)["step"]
     except (json.JSONDecodeError, KeyError):
@@ -42,6 +43,7 @@ def _step_of(line: str) -> float:
 
 
 def _tensorboard(directory: Path) -> Any:
+    """Returns a writer for TensorBoard; raises an error if that is not installed."""
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:

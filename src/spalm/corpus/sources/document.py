@@ -12,15 +12,16 @@ from spalm.errors import InputError
 from spalm.settings import Settings
 
 Split = Literal["train", "dev", "test"]
+"""Name of one of the three splits of a corpus."""
 SPLITS: tuple[Split, ...] = ("train", "dev", "test")
 
 PIECE_BYTES = 1 << 20
-"""Size of a piece of text, about."""
+"""Approximate number of bytes in a piece of text."""
 
 
 @dataclass(frozen=True)
 class Document:
-    """A text in pieces of about a megabyte, so that a long one need not be held whole."""
+    """A named text in pieces of about a megabyte, so that a long text need not be in RAM as a whole."""
 
     name: str
     """Name under which the document is found in the corpus and in a memory."""
@@ -36,7 +37,7 @@ class TextSource(Settings):
         raise NotImplementedError
 
     def text_bytes(self) -> int | None:
-        """Returns about how many bytes of text there are; None if that cannot be told without reading it."""
+        """Returns the approximate number of bytes of text; None if it is not known before the text is read."""
         paths = [path for _, path in self.files()]
         return None if any(path.suffix == ".gz" for path in paths) else sum(path.stat().st_size for path in paths)
 
@@ -45,7 +46,7 @@ class TextSource(Settings):
         raise NotImplementedError
 
     def split_notice(self) -> str | None:
-        """Returns a line about a way of splitting that the user should know of; refuses what cannot be split."""
+        """Returns a message about an unusual way of splitting, if there is one; raises an error if splitting fails."""
         return None
 
 
@@ -106,7 +107,7 @@ def in_pieces(lines: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def refuse_empty(path: Path) -> Path:
-    """Returns the path of a file unless that is empty."""
+    """Returns the path of a file; raises an error if the file is empty."""
     if path.stat().st_size == 0:
         raise InputError(f"{path} is empty; give a file with text")
     return path

@@ -9,7 +9,7 @@ from spalm.corpus.sources.document import Document, Split, TextSource, in_pieces
 from spalm.errors import InputError
 
 _FULL = 100_000_000
-"""Bytes of the whole file."""
+"""Number of bytes of the complete enwik8."""
 _TITLE = re.compile(rb"<title>(.*?)</title>")
 
 
@@ -28,7 +28,7 @@ class Enwik8(TextSource):
         return refuse_empty(path)
 
     def files(self) -> list[tuple[str, Path]]:
-        """Returns the file."""
+        """Returns the only file of the corpus."""
         return [("enwik8", self._file())]
 
     def bounds(self) -> dict[Split, tuple[int, int]]:
@@ -56,6 +56,7 @@ class Enwik8(TextSource):
 
 
 def _lines_between(path: Path, start: int, stop: int) -> Iterator[bytes]:
+    """Yields the lines of the bytes [start, stop) of a file."""
     with path.open("rb") as file:
         file.seek(start)
         while start < stop and (line := file.readline(stop - start)):

@@ -7,12 +7,12 @@ from itertools import pairwise
 from spalm.corpus.sources.document import SPLITS, Document, Split
 
 _LONGEST_SEARCH = 4096
-"""Bytes within which a line must end for a cut to wait for it; otherwise the next space will do."""
+"""Number of bytes within which a line must end to be cut there; otherwise the cut is after the next space."""
 
 
 @dataclass(frozen=True)
 class _Slice:
-    """Bytes `start` to `stop` of a text in pieces, read anew each time."""
+    """Bytes [start, stop) of a text in pieces, which is read anew in each iteration."""
 
     pieces: Iterable[bytes]
     start: int
@@ -32,7 +32,7 @@ class _Slice:
 def cut_document(document: Document, shares: dict[Split, float]) -> dict[Split, Document]:
     """Returns the parts of a document, one for each split, together the same bytes; empty if it is too small.
 
-    `shares` are those of dev and test. A part ends with a line, or after a space in a very long line.
+    `shares` holds the shares of dev and test. A part ends with a line, or after a space in a very long line.
     """
     size = sum(len(piece) for piece in document.pieces)
     targets = [size * (1 - shares["dev"] - shares["test"]), size * (1 - shares["test"])]
@@ -46,7 +46,7 @@ def cut_document(document: Document, shares: dict[Split, float]) -> dict[Split, 
 
 
 def _cuts(pieces: Iterable[bytes], targets: list[int]) -> list[int]:
-    """Returns for each of some rising positions the first end of a line at or after it."""
+    """Returns, for each of the rising positions `targets`, the first end of a line at or after it."""
     cuts: list[int] = []
     position = 0
     for piece in pieces:

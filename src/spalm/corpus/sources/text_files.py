@@ -20,6 +20,7 @@ from spalm.errors import InputError
 _SUFFIXES = (".txt", ".md", ".py", ".jsonl")
 """Ends of the names of files that are read from a folder."""
 _NOT_LIBRARY = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__", "lib2to3"}
+"""Folders in the standard library's folder that are left out."""
 _NAMED: dict[str, Split] = {
     "train": "train",
     "valid": "dev",
@@ -27,12 +28,14 @@ _NAMED: dict[str, Split] = {
     "dev": "dev",
     "test": "test",
 }
+"""Split that a file is for, by its name without endings."""
 
 Share = Annotated[float, Field(gt=0, lt=0.5)]
+"""Share of the text that is held out."""
 
 
 class _SplitByDocument(TextSource):
-    """Whole documents go to one split each, chosen by a hash of their name: the order of the files does not matter.
+    """Base of sources that put each document into one split, chosen by a hash of its name, not by the order of files.
 
     Where there are fewer documents than splits, each of them is cut by position instead.
     """
@@ -126,6 +129,7 @@ class TextFiles(_SplitByDocument):
     @field_validator("document_start")
     @classmethod
     def _compiles(cls, pattern: str | None) -> str | None:
+        """Raises an error unless the pattern is a regular expression."""
         try:
             re.compile(pattern or "")
         except re.error as error:
@@ -133,7 +137,7 @@ class TextFiles(_SplitByDocument):
         return pattern
 
     def _found(self) -> list[tuple[str, Path]]:
-        """Returns every file with the name that its documents go by."""
+        """Returns every file that is read, with the name that its documents get."""
         found = []
         for given in [self.path] if isinstance(self.path, str) else self.path:
             place = locate(given)
@@ -153,6 +157,7 @@ class TextFiles(_SplitByDocument):
         return [(name, refuse_empty(path)) for name, path in self._found()]
 
     def _named_splits(self) -> dict[Split, list[tuple[str, Path]]]:
+        """Returns the files named after each split; an empty dictionary unless there are files for all three."""
         named: dict[Split, list[tuple[str, Path]]] = {}
         for name, path in self._found():
             if split := _NAMED.get(path.name.split(".")[0]):
@@ -176,6 +181,7 @@ class TextFiles(_SplitByDocument):
         return None if self._named_splits() else super().split_notice()
 
     def _documents_in(self, name: str, path: Path) -> Iterator[Document]:
+        """Yields the documents of one file."""
         if path.name.removesuffix(".gz").endswith(".jsonl"):
             yield from _documents_in_jsonl(name, path)
         elif self.document_start is not None:
@@ -200,7 +206,7 @@ class PythonStdlib(_SplitByDocument):
         return sorted((path.relative_to(root).as_posix(), path) for path in found if path.stat().st_size)
 
     def all_documents(self) -> Iterator[Document]:
-        """Yields the library's files."""
+        """Yields each of the library's files as a document."""
         return (Document(name, _Pieces(path)) for name, path in self.files())
 
 
@@ -219,6 +225,7 @@ def _is_text(path: Path) -> bool:
 
 
 def _documents_in_jsonl(name: str, path: Path) -> Iterator[Document]:
+    """Yields a document for every line of a .jsonl file."""
     for number, line in enumerate(lines_of(path), 1):
         if not line.strip():
             continue

@@ -10,11 +10,13 @@ from spalm.corpus.sources.document import SPLITS, Document, Split, TextSource, i
 from spalm.errors import InputError
 
 _TITLE = re.compile(rb"^ = ([^=].*?) = \n?$")
+"""Line with the title of an article; headings inside an article have more equals signs."""
 _FILES: dict[Split, str] = {
     "train": "wiki.train.tokens",
     "dev": "wiki.valid.tokens",
     "test": "wiki.test.tokens",
 }
+"""Name of each split's file."""
 
 
 class WikiText(TextSource):
@@ -62,6 +64,7 @@ def split_articles(
 
 
 def _with_neighbours(lines: Iterable[bytes]) -> Iterator[tuple[bytes, bytes, bytes]]:
+    """Yields each line between the line before it and the line after it; empty at both ends."""
     before, line = b"", None
     for after in chain(lines, [b""]):
         if line is not None:

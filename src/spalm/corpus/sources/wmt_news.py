@@ -12,6 +12,7 @@ from spalm.corpus.sources.document import Document, Split, TextSource, lines_of,
 from spalm.errors import InputError
 
 _MONTHS: dict[Split, range] = {"train": range(1, 11), "dev": range(11, 12), "test": range(12, 13)}
+"""Months whose articles each split is made of."""
 _TOKENS_PER_WORD = 1.25
 """Tokens of a 50k byte-level BPE for each word of English news. Only the size of the sample depends on it."""
 
@@ -50,9 +51,11 @@ class WmtNews(TextSource):
         return (_document(*article) for article in sorted(chosen, key=lambda article: article[0].date))
 
     def _sizes(self, split: Split) -> Iterator[tuple["_Place", int]]:
+        """Yields the place of each article of a split and its number of words."""
         return ((where, len(text.split())) for where, text in self._articles(split))
 
     def _articles(self, split: Split) -> Iterator[tuple["_Place", bytes]]:
+        """Yields the place of each article of a split and its text."""
         for _, path in self.files():
             for number, line in enumerate(lines_of(path), 1):
                 where = _Place(path, number, line[:8])
@@ -61,7 +64,7 @@ class WmtNews(TextSource):
 
 
 class _Place:
-    """The place of an article, and the date on which it was written."""
+    """File, line and date of an article."""
 
     def __init__(self, path: Path, number: int, date: bytes):
         self.path, self.number, self.date = path, number, date
@@ -82,5 +85,6 @@ class _Place:
 
 
 def _document(where: _Place, text: bytes) -> Document:
+    """Returns an article as a document that is named by its date and line."""
     date = where.date.decode()
     return Document(f"{date[:4]}-{date[4:6]}-{date[6:]}/{where.number}", [text.rstrip(b"\n") + b"\n"])
