@@ -31,7 +31,7 @@ from spalm.artifact import write_json
 from spalm.compute import LOCAL, parse_size
 from spalm.console import say
 from spalm.corpus import tokenise_files
-from spalm.corpus.sources.document import locate
+from spalm.corpus.sources.text_source import locate
 from spalm.memory import Memory, remember, source_of_split, source_of_text
 from spalm.neighbours import BulkJoin, NeighbourSettings, RamBudget
 from spalm.neighbours.vectors import Vectors

@@ -9,7 +9,7 @@ from torch import Tensor
 from spalm.console import bar
 from spalm.lm.pretrained import PretrainedModel
 from spalm.semiparametric import Gate, GateSettings, TrainingExamples
-from spalm.semiparametric.fitting import fit_network
+from spalm.semiparametric.fit_network import fit_network
 from spalm.settings import Settings
 
 _BATCH = 256

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor, nn
 
-from spalm.semiparametric.fitting import fit_network
+from spalm.semiparametric.fit_network import fit_network
 from spalm.settings import Settings
 
 _LEAST, _MOST = -2.0, 4.0

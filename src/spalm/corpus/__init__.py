@@ -4,7 +4,7 @@ from spalm.corpus.build import CorpusSettings, build_corpus, tokenise_files
 from spalm.corpus.display import token_in_text, visible_token
 from spalm.corpus.download import OFFICIAL_CORPORA, download_corpus
 from spalm.corpus.segments import Batch, TrainingBatches
-from spalm.corpus.sources.document import SPLITS, Document, Split, TextSource
+from spalm.corpus.sources.text_source import SPLITS, Document, Split, TextSource
 from spalm.corpus.tokeniser import Tokeniser, TokeniserSettings
 from spalm.corpus.tokens import Corpus, TokenSplit, TokenStream
 

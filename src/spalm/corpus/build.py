@@ -15,9 +15,9 @@ from pydantic import Field
 from spalm import artifact
 from spalm.artifact import Stage
 from spalm.console import Bar, bar, say
-from spalm.corpus.sources.document import PIECE_BYTES, SPLITS, Document, Split
 from spalm.corpus.sources.enwik8 import Enwik8
 from spalm.corpus.sources.text_files import PythonStdlib, TextFiles
+from spalm.corpus.sources.text_source import PIECE_BYTES, SPLITS, Document, Split
 from spalm.corpus.sources.wikitext import WikiText
 from spalm.corpus.sources.wmt_news import WmtNews
 from spalm.corpus.tokeniser import ByteTokeniser, Tokeniser, TokeniserSettings, learn_tokeniser, tokeniser_from_json

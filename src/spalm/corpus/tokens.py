@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from spalm.artifact import Artifact
-from spalm.corpus.sources.document import SPLITS, Split
+from spalm.corpus.sources.text_source import SPLITS, Split
 from spalm.corpus.tokeniser import Tokeniser, tokeniser_from_json
 
 CORPUS_KIND = "corpus"

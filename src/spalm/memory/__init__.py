@@ -2,9 +2,9 @@
 
 from spalm.memory.encoder import Encoder, MemorySettings, encoder_of
 from spalm.memory.entries import MISSING, Entries, EntrySource, LiveDocuments
+from spalm.memory.memory import Memory, MemoryVersion, describe_memory, is_memory
 from spalm.memory.projection import Projection, principal_axes
 from spalm.memory.remember import open_memory, remember, source_of_split, source_of_text
-from spalm.memory.store import Memory, MemoryVersion, describe_memory, is_memory
 
 __all__ = [
     "Encoder",

@@ -16,8 +16,8 @@ from spalm.corpus import Corpus, Split, TokenStream
 from spalm.errors import InputError
 from spalm.memory.catalogue import record_version
 from spalm.memory.encoder import Encoder, MemorySettings
+from spalm.memory.memory import IDENTITY, PARTIAL_FILES, Memory, to_half_precision
 from spalm.memory.projection import Projection
-from spalm.memory.store import IDENTITY, PARTIAL_FILES, Memory, to_half_precision
 from spalm.settings import differences
 
 _SAMPLE = 1 << 14

@@ -19,7 +19,7 @@ from jaxtyping import Bool, Float, Int
 from pydantic import Field
 from torch import Tensor, nn
 
-from spalm.semiparametric.fitting import fit_network
+from spalm.semiparametric.fit_network import fit_network
 from spalm.semiparametric.knn import scatter_to_vocabulary
 from spalm.semiparametric.retrieval import Retrieved
 from spalm.settings import Settings

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
-from spalm.corpus.sources.document import Document, Split, TextSource, in_pieces, locate, refuse_empty
+from spalm.corpus.sources.text_source import Document, Split, TextSource, in_pieces, locate, refuse_empty
 from spalm.errors import InputError
 
 _FULL = 100_000_000

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
-from spalm.corpus.sources.document import SPLITS, Document, Split
+from spalm.corpus.sources.text_source import SPLITS, Document, Split
 
 _LONGEST_SEARCH = 4096
 """Number of bytes within which a line must end to be cut there; otherwise the cut is after the next space."""

@@ -12,8 +12,17 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
-from spalm.corpus.sources.document import SPLITS, Document, Split, TextSource, in_pieces, lines_of, locate, refuse_empty
 from spalm.corpus.sources.positions import cut_document
+from spalm.corpus.sources.text_source import (
+    SPLITS,
+    Document,
+    Split,
+    TextSource,
+    in_pieces,
+    lines_of,
+    locate,
+    refuse_empty,
+)
 from spalm.corpus.sources.wikitext import split_articles
 from spalm.errors import InputError
 

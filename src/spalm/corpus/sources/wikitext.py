@@ -6,7 +6,16 @@ from itertools import chain
 from pathlib import Path
 from typing import Literal
 
-from spalm.corpus.sources.document import SPLITS, Document, Split, TextSource, in_pieces, lines_of, locate, refuse_empty
+from spalm.corpus.sources.text_source import (
+    SPLITS,
+    Document,
+    Split,
+    TextSource,
+    in_pieces,
+    lines_of,
+    locate,
+    refuse_empty,
+)
 from spalm.errors import InputError
 
 _TITLE = re.compile(rb"^ = ([^=].*?) = \n?$")

@@ -8,7 +8,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from spalm.corpus.sources.document import Document, Split, TextSource, lines_of, locate, refuse_empty
+from spalm.corpus.sources.text_source import Document, Split, TextSource, lines_of, locate, refuse_empty
 from spalm.errors import InputError
 
 _MONTHS: dict[Split, range] = {"train": range(1, 11), "dev": range(11, 12), "test": range(12, 13)}

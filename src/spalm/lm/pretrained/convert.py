@@ -6,7 +6,7 @@ import torch
 
 from spalm import artifact
 from spalm.errors import InputError, first_line
-from spalm.lm.pretrained.library import import_transformers
+from spalm.lm.pretrained.import_transformers import import_transformers
 
 _SOURCE = "converted.json"
 """File that names the GGUF file from which a folder was made; written last."""

@@ -9,7 +9,7 @@ from safetensors import SafetensorError
 from spalm.artifact import digest_of_file, digest_of_json
 from spalm.errors import InputError, first_line
 from spalm.lm.pretrained.convert import convert_gguf
-from spalm.lm.pretrained.library import import_transformers
+from spalm.lm.pretrained.import_transformers import import_transformers
 from spalm.lm.pretrained.model import PretrainedModel
 
 _DIGESTED = ("*.safetensors", "config.json", "tokenizer.json")
