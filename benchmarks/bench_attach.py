@@ -31,7 +31,7 @@ from spalm.errors import InputError
 from spalm.generation import AttachedModels, GenerationOptions, Model, Sampling, generate_tokens, model_of
 
 FOOTBALLER = re.compile(r"football(er| player)")
-"""What the beginning of an article must say."""
+"""Pattern that must occur in the beginning of an article."""
 _BEGINNING = 400
 """Number of characters of an article's beginning."""
 _ROUNDS = 10
@@ -70,16 +70,16 @@ class Stopwatch:
     def __init__(self, work: Callable[..., Any]):
         self.work, self.seconds = work, 0.0
 
-    def __call__(self, *given: Any) -> Any:
+    def __call__(self, *arguments: Any) -> Any:
         begun = time.perf_counter()
         try:
-            return self.work(*given)
+            return self.work(*arguments)
         finally:
             self.seconds += time.perf_counter() - begun
 
 
 def tokens_per_second(model: Model, prompt: list[int], *, use_memory: bool) -> float:
-    """Returns the speed of one answer, with the time to read the prompt."""
+    """Returns the speed of one answer; the time to read the prompt is included."""
     options = GenerationOptions(Sampling(max_tokens=_TOKENS))
     begun = time.perf_counter()
     decoder = model.decoder(use_memory=use_memory)
@@ -102,13 +102,13 @@ def generation_ratio(model: Model, prompts: list[list[int]]) -> dict[str, float]
 
 
 def with_budget(model: Model, attached: Attached, share: float) -> Model:
-    """Returns the model searching only where its policy expects most, at that share of dev's positions."""
+    """Returns the model with a policy that searches only a share of the positions, where it expects most."""
     point = next(point for point in attached.combiner_artifact.facts["curve"] if point["wanted"] == share)
     return replace(model, policy=attached.policy, threshold=point["threshold"])
 
 
 def gain_kept(curve: list[dict[str, float]], share: float) -> dict[str, float]:
-    """Returns the part of the gain that is left when that share of dev's positions is searched."""
+    """Returns the part of the gain that is left when only a share of the positions is searched."""
     plain, whole = curve[0]["perplexity"], curve[-1]["perplexity"]
     point = next(point for point in curve if point["wanted"] == share)
     nats = math.log(plain / point["perplexity"]) / math.log(plain / whole)

@@ -1,10 +1,10 @@
-"""A memory larger than RAM: how long a query takes through an index on disk, by size, and how long that takes to make.
+"""A memory larger than RAM: time of a query through an index on disk, by size, and time to build the index.
 
-    disk.json    of each size: seconds to build, bytes, recall, milliseconds of a query; of small ones in RAM too
+    disk.json    for each size: seconds to build, bytes, recall, milliseconds of a query; for small ones in RAM too
 
 Keys are those of bench_neighbours.py (width 512), repeated with noise; queries are such keys with other noise. Each
-size is asked in a process of its own, once with all of the machine's memory and once with --ram of it, page cache
-included, which a control group enforces (that takes root; without it, only the first is measured).
+size is searched in a process of its own, once with all of the machine's memory and once with only --ram of it, page
+cache included. A control group enforces the limit, which takes root; without root only the first is measured.
 """
 
 import argparse
@@ -30,13 +30,13 @@ from spalm.memory import Encoder, Memory, MemorySettings, open_memory, remember
 from spalm.neighbours import IndexKind, IndexSettings, make_searcher, open_searcher
 
 K, MANY = 4, 512
-"""Neighbours: as the paper asks for, and as an attached model does."""
+"""Numbers of neighbours: the paper's, and that of an attached model."""
 WIDTH = 512
 DOCUMENT = 1000
-"""Entries of a document."""
+"""Number of entries of a document."""
 QUERIES, BATCH = 400, 64
 IN_RAM = 4_000_000
-"""Entries up to which an index in RAM is made too."""
+"""Number of entries up to which an index in RAM is made too."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class CopyingEncoder(Encoder):
 
 
 def no_model() -> LanguageModel:
-    """Stands for the model that is not there."""
+    """Stands in for a model that is never loaded."""
     raise AssertionError("keys are copied")
 
 
@@ -76,14 +76,14 @@ def make_memory(count: int, source: Memory, folder: Path) -> Memory:
 
 
 def queries(count: int, source: Memory) -> np.ndarray:
-    """Returns queries from what would come after the first `count` keys."""
+    """Returns queries: keys that would follow the first `count` ones."""
     longer = RepeatedKeys(source, 2 * count)
     chosen = np.random.default_rng(7).integers(count, 2 * count, QUERIES + 4 * BATCH)
     return np.concatenate([longer.keys(row, row + 1) for row in chosen]).astype(np.float32)
 
 
 def build(memory: Memory, kind: IndexKind, folder: Path) -> dict:
-    """Measures how an index is made."""
+    """Builds an index; returns the seconds, its size and its recall."""
     began = time.perf_counter()
     _, description = make_searcher(memory, folder, IndexSettings(kind, 0.95, K, 1))
     size = sum(path.stat().st_size for path in folder.iterdir())
@@ -91,20 +91,20 @@ def build(memory: Memory, kind: IndexKind, folder: Path) -> dict:
     return {"seconds": seconds, "bytes": size, "recall": description.recall, "effort": description.effort}
 
 
-def ask(memory: Path, asked: Path, folder: Path, group: Path | None = None) -> dict:
+def search(memory: Path, queries_file: Path, folder: Path, group: Path | None = None) -> dict:
     """Measures the milliseconds of one query at a time and of a batch, in this process, within a control group."""
     if group:
         (group / "cgroup.procs").write_text(str(os.getpid()))
     searcher, _ = open_searcher(Memory(memory), folder)
-    every = np.load(asked)
-    if not group:  # once for nothing, so that what fits into RAM is there
+    every = np.load(queries_file)
+    if not group:  # warm-up: what fits into RAM is then cached
         searcher.search(every, MANY)
     single, batches = every[:QUERIES], every[QUERIES:].reshape(-1, BATCH, WIDTH)
 
-    def timed(these: np.ndarray, count: int) -> list[float]:
-        """Returns the milliseconds of each of the searches."""
+    def timed(searches: np.ndarray, count: int) -> list[float]:
+        """Returns the milliseconds of each search, for one query or a batch."""
         taken = []
-        for query in these:
+        for query in searches:
             began = time.perf_counter()
             searcher.search(np.atleast_2d(query), count)
             taken.append(1000 * (time.perf_counter() - began))
@@ -129,13 +129,13 @@ def bytes_read() -> int:
 
 
 def in_a_process(work: str, *arguments: Path | str) -> dict:
-    """Runs one part of this script in a process of its own, since files that a process has open stay cached."""
+    """Runs one part of this script in a process of its own, because files that a process has open stay cached."""
     command = [sys.executable, __file__, "--do", work, *map(str, arguments)]
     return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
 
 
 def control_group(ram: int) -> Path | None:
-    """Makes a group of processes that together may use so much memory; None where that is not allowed."""
+    """Makes a control group whose processes together may use `ram` bytes; None where that is not allowed."""
     root = Path("/sys/fs/cgroup")
     old = (root / "memory").is_dir()
     group = (root / "memory" if old else root) / f"spalm-bench-{os.getpid()}"
@@ -149,7 +149,7 @@ def control_group(ram: int) -> Path | None:
 
 
 def drop_from_cache(*folders: Path) -> None:
-    """Drops files from the page cache: what a group reads counts as its own only if it was not cached."""
+    """Drops files from the page cache. A cached file would not count as memory of the group that reads it."""
     for folder in folders:
         for path in folder.rglob("*"):
             if path.is_file():
@@ -159,7 +159,7 @@ def drop_from_cache(*folders: Path) -> None:
 
 
 def storage(folder: Path) -> dict:
-    """Measures the disk itself: a page at a random place, and a long read."""
+    """Measures the disk itself: the time of reading a random page, and the rate of a long read."""
     drop_from_cache(folder)
     shard = max(folder.rglob("*.keys"), key=lambda path: path.stat().st_size)
     places = np.random.default_rng(0).integers(0, shard.stat().st_size // 4096, 200) * 4096
@@ -189,19 +189,19 @@ def prepare(count: str, keys: Path, work: Path) -> dict:
 
 
 def measure(count: int, keys: Path, work: Path, ram: int) -> dict:
-    """Measures one size: with all of the RAM, and within a limit."""
+    """Measures one size, with all of the RAM and within a limit of it."""
     work.mkdir(parents=True, exist_ok=True)
     inputs = work / "memory", work / "queries.npy"
     row: dict = {"keys": count, "bytes_of_keys": 2 * WIDTH * count}
     row.update(in_a_process("prepare", str(count), keys, work))
     for kind in sorted({"disk", "faiss"} & row.keys()):
-        row[kind]["all_ram"] = in_a_process("ask", *inputs, work / kind)
+        row[kind]["all_ram"] = in_a_process("search", *inputs, work / kind)
         say(f"{count:,} keys, {kind}: {row[kind]}")
     group = control_group(ram)
     if group:
         row["storage"], row["ram"] = storage(work), ram
         drop_from_cache(work)
-        row["disk"]["limited"] = in_a_process("ask", *inputs, work / "disk", group)
+        row["disk"]["limited"] = in_a_process("search", *inputs, work / "disk", group)
         group.rmdir()
         say(f"{count:,} keys within {ram >> 20} MiB: {row['disk']['limited']}; storage {row['storage']}")
     return row
@@ -216,9 +216,9 @@ def main() -> None:
     parser.add_argument("--do", nargs="+", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.do:
-        what, first, *others = given.do
+        part, first, *others = given.do
         paths = map(Path, others)
-        print(json.dumps(ask(Path(first), *paths) if what == "ask" else prepare(first, *paths)))
+        print(json.dumps(search(Path(first), *paths) if part == "search" else prepare(first, *paths)))
         return
     out = given.out.absolute()
     out.parent.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,7 @@
-"""The neighbours of every key: our join beside its peers, how it grows, and a memory larger than its RAM.
+"""The neighbours of every key: our join and other libraries, growth of its time, and a memory larger than its RAM.
 
     compare   1M keys of widths 128 and 512, recall@4 of at least 0.95 and 0.99, whole jobs: neighbours.json
-    growth    0.25M to 4M keys of width 512, and from it the core-hours of 103M: growth.json
+    growth    0.25M to 4M keys of width 512, and the core-hours of 103M that follow from them: growth.json
     large     10M keys of width 512 within 4 GB: large.json
 
 Keys are real: encoders of both widths are trained here on WikiText-2 (SPALM_DATA names the folder that holds it) and
@@ -38,8 +38,11 @@ from spalm.neighbours.vectors import Vectors
 from spalm.runs import Run, read_recipe
 
 K = 4
+"""Number of neighbours."""
 JUDGED = 1000
+"""Number of queries by which recall is measured."""
 TARGETS = [0.95, 0.99]
+"""Recalls at which the systems are compared."""
 COMMON = [
     "corpus.tokeniser.size=4096",
     "training.memory_length=0",
@@ -47,15 +50,18 @@ COMMON = [
     "training.segment_length=64",
     "network.dropout=0.0",
 ]
+"""Settings of both encoders."""
 NETWORKS = {
     128: "network.layers=4 network.width=128 network.heads=4 network.head_width=32 network.feed_forward=512 "
     "training.steps=1500 training.evaluate_every=500",
     512: "network.layers=2 network.width=512 network.heads=8 network.head_width=64 network.feed_forward=1024 "
     "training.steps=800 training.evaluate_every=400 training.optimiser.learning_rate=0.002",
 }
+"""Settings of the encoders, by their widths."""
 COUNTS = [250_000, 500_000, 1_000_000, 2_000_000, 4_000_000]
+"""Numbers of keys by which growth is measured."""
 PAPER_CPU_HOURS = (6000, 8000)
-"""Time that the paper reports for the neighbours of WikiText-103."""
+"""CPU-hours that the paper reports for the neighbours of WikiText-103, lowest and highest."""
 
 
 def trained_run(width: int, folder: Path) -> Run:
@@ -101,7 +107,7 @@ class FirstKeys:
 
 
 class RepeatedKeys:
-    """The keys of a memory over and over, each time with other noise, a tenth of their own spread."""
+    """The keys of a memory repeated, each time with other noise of a tenth of their standard deviation."""
 
     _TILE = 64
 
@@ -136,7 +142,7 @@ class RepeatedKeys:
 
 
 def run_join(vectors: Vectors, recall: float, ram: int, folder: Path) -> tuple[float, np.ndarray]:
-    """Returns the seconds of the whole job as `spalm neighbours` does it, tuning and judging included; and the ids."""
+    """Returns the seconds of a whole job of `spalm neighbours`, tuning and measuring recall included; and the ids."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     began = time.perf_counter()
@@ -174,7 +180,7 @@ class Comparison:
     def measure_join(self, aims: list[float]) -> list[float]:
         """Measures our join with the first of `aims` that reaches each target; returns the aims that did.
 
-        The sample by which the join tunes itself is not the one by which it is judged here: it may have to aim higher.
+        The join tunes itself on another sample than the one by which it is judged here, so it may have to aim higher.
         """
         reached = []
         for target in TARGETS:
@@ -189,7 +195,7 @@ class Comparison:
 
 
 def compare(keys_folder: Path, out: Path, count: int, widths: list[int], systems: str) -> None:
-    """Measures our join and its peers on the same keys, and prints who is fastest at which recall."""
+    """Measures our join and the other libraries on the same keys, and prints which is fastest at which recall."""
     rows = json.loads(out.read_text()) if out.exists() else []
     for width in widths:
         measured = {"ours": ["spalm"], "peers": sorted({row["system"] for row in rows} - {"spalm"})}
@@ -202,13 +208,13 @@ def compare(keys_folder: Path, out: Path, count: int, widths: list[int], systems
         for number, (system, set_up) in enumerate(set_ups):
             for recall, seconds, settings in peers.measure(set_up, comparison.keys, comparison.truth, TARGETS):
                 comparison.add(system, recall, seconds, settings)
-            if number in (1, 3, 5):  # after each IVF, the fastest peers: what slows the machine down slows both
+            if number in (1, 3, 5):  # measured again after each IVF, the fastest peer: load on the machine slows both
                 comparison.measure_join(aims)
     print_comparison(rows)
 
 
 def medians(rows: list[dict]) -> list[dict]:
-    """Returns the rows with the median of what was measured several times with the same settings."""
+    """Returns the rows with the median time of all measurements with the same settings."""
     return [
         {**row, "seconds": float(np.median([each["seconds"] for each in rows if each["settings"] == row["settings"]]))}
         for row in rows
@@ -242,7 +248,7 @@ def print_comparison(rows: list[dict]) -> None:
 
 
 def growth(keys_folder: Path, out: Path, counts: list[int], width: int = 512) -> None:
-    """Fits how the time of the join grows with the number of keys."""
+    """Measures how the time of the join grows with the number of keys, and fits a power law."""
     memory = trained_keys(width, keys_folder, max(counts))
     measured = []
     for count in counts:
@@ -259,7 +265,7 @@ def growth(keys_folder: Path, out: Path, counts: list[int], width: int = 512) ->
 
 
 def large(keys_folder: Path, out: Path, count: int, ram: str) -> None:
-    """Runs the join of a large memory in a process of its own and watches its RAM, that of its workers included."""
+    """Runs the join of a large memory in a process of its own and records the peak RAM of it and its workers."""
     command = [sys.executable, __file__, "--only", "large-job", "--count", str(count), "--ram", ram]
     began = time.perf_counter()
     process = subprocess.Popen([*command, "--out", str(out), "--keys", str(keys_folder)])
@@ -290,7 +296,7 @@ def family(pid: int) -> list[int]:
 
 
 def resident(pid: int) -> int:
-    """Returns the resident bytes of a process; what processes share is counted in each of them."""
+    """Returns the resident bytes of a process; memory shared by processes is counted in each of them."""
     try:
         return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:

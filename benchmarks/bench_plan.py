@@ -1,10 +1,10 @@
-"""The constants that `spalm plan` computes with, measured on one core of this machine: plan.json
+"""The constants of `spalm plan`, measured on one core of this machine: plan.json
 
     reading    GFLOP/s of a core that makes keys with the network of the recipe wikitext103
-    join       what a query of the bulk join reads: keys in the space of the scan, whole keys, partitions of a block
+    join       what a query of the bulk join reads: keys in the scan space, and whole keys
 
-Both beside `gflops`, the rate of the products by which machines are compared. Time of the join: bench_neighbours.py
---only growth; of the index: bench_disk.py.
+`gflops` is the rate of the matrix products by which machines are compared. The time of the join is measured by
+bench_neighbours.py --only growth, that of the index by bench_disk.py.
 """
 
 import argparse
@@ -34,7 +34,7 @@ VOCABULARY = 33_060
 
 @torch.inference_mode()
 def reading(rounds: int) -> dict:
-    """Measures windows of a segment as keys are made: hidden states alone."""
+    """Measures the speed of making keys: hidden states of windows of one segment, without the output layer."""
     recipe = read_recipe("wikitext103", [])
     segment = recipe.training.segment_length
     model = Transformer(recipe.network, VOCABULARY).initialise(0).eval()
@@ -51,7 +51,7 @@ def reading(rounds: int) -> dict:
 
 
 class ReadCounter:
-    """Counts what the blocks of joins read while it is entered; what tuning reads is not counted."""
+    """Context manager that counts what the blocks of a join read; what tuning reads is not counted."""
 
     def __enter__(self) -> "ReadCounter":
         self.scanned = self.whole = self.fresh = 0

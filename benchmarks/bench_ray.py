@@ -1,11 +1,11 @@
-"""What Ray costs: keys and neighbours of the same text by the local engine and by Ray, in turn, on the same cores.
+"""The overhead of Ray: keys and neighbours of the same text by the local engine and by Ray, in turn, on the same cores.
 
     overhead = seconds with Ray / seconds of the local engine - 1, of the medians of a few rounds: ray.json
 
 Each round makes the keys of the first positions of WikiText-2 (an encoder of width 128, as in bench_neighbours.py) and
-finds the neighbours of all of them. Starting Ray and its workers, which happens once, is counted apart. Tables and
-shards of both engines must have the same bytes. Processor seconds, those of Ray's own processes included, tell what is
-overhead and what is other people's load on the machine.
+finds the neighbours of all of them. Starting Ray and its workers, which happens once, is counted separately. Tables and
+shards of both engines must have the same bytes. Processor seconds, those of Ray's own processes included, separate
+overhead from the load of other processes on the machine.
 """
 
 import spalm  # noqa: F401  # isort: skip  # before torch is loaded, so that its threads do not spin
@@ -32,7 +32,7 @@ WIDTH = 128
 
 
 class Idle:
-    """A job of nothing: doing it starts the workers."""
+    """A job that does nothing but start the workers."""
 
     def __call__(self, part: JobPart, progress: ProgressCallback) -> None:  # noqa: ARG002
         import spalm.neighbours  # noqa: F401
@@ -41,7 +41,7 @@ class Idle:
 
 
 def job(run: Run, count: int, engine: Engine, folder: Path) -> tuple[dict[str, float], list[str]]:
-    """Seconds of both stages, and the digests of everything that they made."""
+    """Returns the seconds of both stages, and the digests of all files that they made."""
     shutil.rmtree(folder, ignore_errors=True)
     (folder / "table").mkdir(parents=True)
     stream = run.corpus.split("train").beginning(count)
@@ -64,7 +64,7 @@ def job(run: Run, count: int, engine: Engine, folder: Path) -> tuple[dict[str, f
 
 
 def processor_seconds() -> float:
-    """Of this process and its living descendants."""
+    """Returns the processor seconds of this process and its living descendants."""
     ticks = 0
     for process in family(os.getpid()):
         try:
@@ -81,7 +81,7 @@ def main() -> None:
     parser.add_argument("--keys", type=Path, help="folder of the encoder; default beside --out")
     parser.add_argument("--count", type=int, default=1_000_000)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--cores", type=int, default=torch.get_num_threads(), help="of either engine")
+    parser.add_argument("--cores", type=int, default=torch.get_num_threads(), help="cores of either engine")
     given = parser.parse_args()
     out = given.out.absolute()
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -108,8 +108,8 @@ def main() -> None:
     with_start = (medians["ray"]["seconds"] + start) / medians["local"]["seconds"] - 1
     result = {"overhead": overheads["seconds"], "overhead_with_start": with_start, "overheads": overheads}
     result.update(start_seconds=start, identical=True)
-    about = {"keys": given.count, "width": WIDTH, "cores": cores, "medians": medians, "rounds": measured}
-    write_json(out, {**result, **about})
+    conditions = {"keys": given.count, "width": WIDTH, "cores": cores}
+    write_json(out, {**result, **conditions, "medians": medians, "rounds": measured})
     say(f"overhead of Ray: {overheads['seconds']:.1%} of the time; starting it took {start:.1f} s")
 
 

@@ -1,8 +1,8 @@
-"""What a training step of SPALM costs beside one of transformer-XL of the same size: `step_ratio`.
+"""The time of a training step of SPALM relative to one of transformer-XL of the same size: `step_ratio`.
 
-Both take turns on the same text, a few steps each, so that what slows the machine down slows both. The network and the
-batch are a recipe's; the text is the standard library of this Python. Neighbours are read from a table on disk as in
-training, but it holds random entries: making it is another benchmark.
+Both take turns on the same text, a few steps each, so that load on the machine slows both. The network and the batch
+are a recipe's; the text is the standard library of this Python. Neighbours are read from a table on disk as in
+training, but the table holds random entries, because finding neighbours is another benchmark.
 """
 
 import spalm  # noqa: F401  # isort: skip  # before torch is loaded, so that its threads do not spin
@@ -31,18 +31,19 @@ from spalm.semiparametric.training import spalm_segment_loss
 from spalm.training.optimiser import make_optimiser
 
 STEPS = 4
-"""Steps of each model in a round."""
+"""Number of steps of each model in a round."""
 
 
 class NoKeys(Encoder):
-    """An encoder whose keys are zeros: only the tokens of the memory are read here."""
+    """An encoder whose keys are zeros, because only the tokens of the memory are read here."""
 
     def keys(self, stream, start, stop, to_keys, width, progress=lambda _: None):  # noqa: ARG002, PLR0917
         progress(stop - start)
         return np.zeros((stop - start, width), "<f2")
 
 
-def a_memory(corpus: Corpus, recipe: Recipe, folder: Path) -> Memory:
+def make_memory(corpus: Corpus, recipe: Recipe, folder: Path) -> Memory:
+    """Returns a memory of the training text, without real keys."""
     reading = Reading.of(1, segment=64, memory=0, lanes=1)
     encoder = NoKeys("none", 8, corpus.vocabulary, reading, lambda: None, lambda: torch.device("cpu"))
     train = corpus.split("train")
@@ -51,7 +52,8 @@ def a_memory(corpus: Corpus, recipe: Recipe, folder: Path) -> Memory:
     return memory
 
 
-def a_table(corpus: Corpus, memory: Memory, count: int, folder: Path) -> NeighbourTable:
+def make_table(corpus: Corpus, memory: Memory, count: int, folder: Path) -> NeighbourTable:
+    """Returns a table of `count` random neighbours of every training position."""
     positions = len(corpus.split("train"))
 
     def make(draft):
@@ -74,6 +76,7 @@ class Steps:
         self.done = 0
 
     def seconds(self, count: int) -> float:
+        """Makes `count` steps and returns the mean seconds of one."""
         began = time.perf_counter()
         for _ in range(count):
             batch = self.streams.batch(self.done)
@@ -89,7 +92,7 @@ class Steps:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("runs/bench/spalm.json"))
-    parser.add_argument("--recipe", default="wikitext2", help="whose network, batch and gate are measured")
+    parser.add_argument("--recipe", default="wikitext2", help="recipe whose network, batch and gate are measured")
     parser.add_argument("--rounds", type=int, default=15)
     given = parser.parse_args()
     folder = given.out.parent / "spalm"
@@ -97,9 +100,9 @@ def main() -> None:
     corpus = Run(text, folder).corpus
     recipe = read_recipe(given.recipe, [])
     Hardware().prepare()
-    memory = a_memory(corpus, recipe, folder / "memory")
+    memory = make_memory(corpus, recipe, folder / "memory")
     gate = recipe.spalm_model.spalm.gate
-    table = a_table(corpus, memory, gate.neighbours, folder / "neighbours")
+    table = make_table(corpus, memory, gate.neighbours, folder / "neighbours")
     training, length = recipe.training, recipe.training.memory_length
     streams = TrainingBatches(corpus.split("train"), training.batch_size, training.segment_length, 1)
     plain = Transformer(recipe.network, corpus.vocabulary).initialise(1)
@@ -115,7 +118,7 @@ def main() -> None:
         ),
     ]
     for each in both:
-        each.seconds(2)  # the first steps allocate
+        each.seconds(2)  # the first steps are slower: they allocate memory
     rounds = [[each.seconds(STEPS) for each in both] for _ in range(given.rounds)]
     ratio = statistics.median(after / before for before, after in rounds)
     result = {

@@ -1,10 +1,10 @@
-"""How fast a transformer-XL trains, reads and writes here, beside what this machine's matrix products allow.
+"""The speed of training, evaluation and generation of a transformer-XL, relative to this machine's matrix products.
 
 The size is fixed: 6 layers, width 256, 8 heads, feed-forward 1,024, vocabulary 8,192, segment 128, memory 128.
 FLOPs are counted, not estimated: those of the matrix products that forward and backward really execute, once each
-(`count_flops`). Peak and steps are measured in turn, so that a noisy neighbour slows both; the medians are compared.
+(`count_flops`). Peak and steps are measured in turn, so that load on the machine slows both; the medians are compared.
 "One core taken" is the speed of training while another process keeps a core busy, as a share of the quiet speed of the
-same run: with threads that sleep while they wait, as the package has them, and with spinning threads for comparison.
+same run: with threads that sleep while they wait, as the package sets them, and with spinning threads for comparison.
 """
 
 import spalm  # noqa: F401  # isort: skip  # before torch is loaded, so that its threads do not spin
@@ -33,12 +33,12 @@ from spalm.training.optimiser import make_optimiser
 SEGMENT = MEMORY = 128
 VOCABULARY = 8192
 SPINNING = {"GOMP_SPINCOUNT": "300000", "KMP_BLOCKTIME": "200"}
-"""How long threads spin where the environment says nothing: the defaults of the OpenMP runtimes."""
+"""Variables that let threads spin as long as by default in the OpenMP runtimes."""
 NETWORK = NetworkSettings(layers=6, width=256, heads=8, head_width=32, feed_forward=1024)
 
 
 def peak_gflops() -> float:
-    """The machine's fp32 matrix-product rate just now: the best of a few products of 1,536 x 1,536."""
+    """Returns the machine's current rate of fp32 matrix products: the best of a few of 1,536 x 1,536."""
     size = 1536
     a, b, c = (torch.randn(size, size) for _ in range(3))
     best = float("inf")
@@ -50,7 +50,7 @@ def peak_gflops() -> float:
 
 
 class Training:
-    """A model and everything one training step needs."""
+    """A model and everything that a training step needs."""
 
     def __init__(self, lanes: int, dropout: float = 0.0):
         network = NETWORK.model_copy(update={"dropout": dropout})
@@ -63,7 +63,7 @@ class Training:
         self.memory: list[torch.Tensor] = []
 
     def step(self) -> float:
-        """Forward, backward, clipping and update, as the training loop does them; gives the seconds it took."""
+        """Makes a training step (forward, backward, clipping, update) and returns its seconds."""
         began = time.perf_counter()
         loss, self.memory = segment_loss(self.model, MEMORY, self.batch, self.memory)
         (loss / self.tokens).backward()
@@ -74,6 +74,7 @@ class Training:
 
 
 def measure_training(rounds: int, lanes: int) -> dict[str, float]:
+    """Returns the speed of training steps, with and without dropout, and the peak of the machine beside it."""
     subjects = {"plain": Training(lanes), "dropout 0.1": Training(lanes, dropout=0.1)}
     for subject in subjects.values():
         subject.step(), subject.step()
@@ -117,7 +118,7 @@ def share_of_quiet_speed(rounds: int, lanes: int) -> dict[str, float]:
 
 
 def measure_taken_core(rounds: int, lanes: int, threads: int | None) -> dict[str, float]:
-    """One core taken: with the waiting of the package and with spinning threads, each in a process of its own."""
+    """Returns the speeds with one core taken, for sleeping and for spinning threads, each in a process of its own."""
     found = {}
     own = {name: value for name, value in os.environ.items() if name not in {POLICY, *NO_SPINNING}}
     for name, environment in (("one_core_taken", own), ("one_core_taken_spinning", {**own, **SPINNING})):
@@ -135,7 +136,7 @@ def measure_taken_core(rounds: int, lanes: int, threads: int | None) -> dict[str
 
 @torch.inference_mode()
 def measure_reading(rounds: int) -> dict[str, float]:
-    """Long streams (16 lanes, memories of 128 and 1,024) and one token at a time (one lane, memory 512)."""
+    """Returns the speeds of evaluation (16 lanes, memories of 128 and 1,024) and generation (one lane, memory 512)."""
     model = Transformer(NETWORK, VOCABULARY).initialise(0).eval()
     found = {}
     for memory in (128, 1024):
@@ -175,13 +176,16 @@ def output_layer_memory(*, chunked: bool) -> None:
 
 
 def process_memory(kind: str) -> float:
-    """MiB that this process holds (VmRSS) or has held at most (VmHWM)."""
+    """Returns the MiB that this process holds now (VmRSS) or held at its peak (VmHWM)."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(float(line.split()[1]) for line in lines if line.startswith(kind)) / 1024
 
 
 def measure_memory() -> dict[str, float]:
-    """4,096 tokens against 50,259: our chunked output layer, and all logits at once; each in its own process."""
+    """Returns the peak memory of an output layer for 4,096 positions and 50,259 tokens.
+
+    It is measured for our chunked layer and for all logits at once, each in a process of its own.
+    """
     found = {}
     for name in ("chunked", "whole"):
         command = [sys.executable, __file__, "--output-layer", name]

@@ -1,8 +1,8 @@
-"""Other ways to the same neighbours: faiss, ScaNN, and a join of cluster pairs.
+"""Peers of our join, which find the same neighbours: faiss, ScaNN, and a join of cluster pairs.
 
-Every peer is given all keys as float32 in RAM and asked for the neighbours of every key. A set-up (partitions, how they
-are trained) is built once; its search settings are swept from cheap to dear on a sample of queries until the recall is
-reached, and that one is timed. Searches that treat each query alone are timed on part of the queries and scaled up.
+Every peer is given all keys as float32 in RAM and finds the neighbours of every key. A set-up (partitions, how they are
+trained) is built once; its search settings are tried from cheap to expensive on a sample of queries until the recall is
+reached, and that setting is timed. Searches that treat queries one by one are timed on some of them and scaled up.
 """
 
 import time
@@ -18,15 +18,17 @@ import numpy as np
 from spalm.console import say
 
 ALONE = 50_000
-"""Queries on which a search that treats each of them alone is timed."""
+"""Number of queries on which a search that treats them one by one is timed."""
 
 
 @dataclass(frozen=True)
 class Truth:
-    """Sampled queries with the distance of their K-th true neighbour, themselves left out."""
+    """Sampled queries with the distance of their K-th true neighbour. A query is not its own neighbour."""
 
     rows: np.ndarray
+    """Rows of the queries among the keys."""
     kth: np.ndarray
+    """Squared distance of the K-th true neighbour of each query."""
 
     @classmethod
     def of(cls, keys: np.ndarray, neighbours: int, count: int, seed: int) -> "Truth":
@@ -35,7 +37,7 @@ class Truth:
         return cls(rows, np.sort(_distances(keys, rows, without_itself(ids, rows)), axis=1)[:, -1])
 
     def recall(self, keys: np.ndarray, ids: np.ndarray) -> float:
-        """Returns the share of neighbours that are no further than the true K-th; equals are interchangeable."""
+        """Returns the share of neighbours that are no further away than the true K-th; ties count as found."""
         return float((_distances(keys, self.rows, ids) <= self.kth[:, None] * (1 + 1e-4) + 1e-4).mean())
 
 
@@ -45,7 +47,7 @@ def _distances(keys: np.ndarray, rows: np.ndarray, ids: np.ndarray) -> np.ndarra
 
 
 def without_itself(ids: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """Returns ids without a query's own row, or without the last where its own is not among them."""
+    """Returns the found ids without the query's own row, or without the last one where it was not found."""
     own = ids == rows[:, None]
     own[~own.any(1), -1] = True
     first = np.zeros_like(own)
@@ -60,11 +62,11 @@ class SetUp:
     name: str
     build_seconds: float
     settings: list[Any]
-    """Search settings, from cheap to dear."""
+    """Search settings, from cheap to expensive."""
     sample: Callable[[np.ndarray, Any], np.ndarray]
-    """Search for sampled rows: (rows, setting) -> ids, the query itself among them."""
+    """Searches for sampled rows: (rows, setting) -> ids, the query itself among them."""
     together: Callable[[np.ndarray, Any], np.ndarray] | None = None
-    """Search for all rows at once, where that is done differently."""
+    """Searches for all rows at once, where the peer does that in another way."""
 
     def seconds(self, setting: Any, count: int) -> float:
         """Returns the time of searching for every key."""
@@ -121,7 +123,7 @@ def ivf(
 
     def batch(rows: np.ndarray, probes: int) -> np.ndarray:
         index.nprobe = probes
-        with redirect_stdout(StringIO()):  # it tells of every partition
+        with redirect_stdout(StringIO()):  # it prints a line for every partition
             return big_batch_search(index, keys[rows], neighbours + 1, method="knn_function", threaded=0, verbose=0)[1]
 
     yield "faiss IVF", SetUp(name, seconds, [1, 2, 3, 4, 6, 8, 12, 16, 24, 32], search)
@@ -145,7 +147,7 @@ def fast_scan(keys: np.ndarray, neighbours: int, partitions: int) -> Iterator[tu
 
 
 def knn_lm(keys: np.ndarray, neighbours: int) -> Iterator[tuple[str, SetUp]]:
-    """Yields the kNN-LM recipe: IVF4096,PQ64 and 32 probes; trained quickly, which spares it time."""
+    """Yields the kNN-LM recipe: IVF4096,PQ64 and 32 probes. Its training is cut short, to its advantage in time."""
     seconds, index = _index(keys, "IVF4096,PQ64", 4, 64)
 
     def search(rows: np.ndarray, probes: int) -> np.ndarray:
@@ -172,9 +174,9 @@ def cluster_pairs(keys: np.ndarray, neighbours: int, partitions: int) -> Iterato
 
     def together(wanted: np.ndarray, probes: int) -> np.ndarray:
         found = np.full((len(keys), neighbours + 1), -1, np.int64)
-        asked = np.isin(np.arange(len(keys)), wanted)
+        is_wanted = np.isin(np.arange(len(keys)), wanted)
         for partition, own in enumerate(rows):
-            own = own[asked[own]]
+            own = own[is_wanted[own]]
             if len(own):
                 others = np.concatenate([rows[other] for other in near[partition, :probes]])
                 ids = faiss.knn(keys[own], keys[others], min(neighbours + 1, len(others)))[1]
@@ -186,7 +188,7 @@ def cluster_pairs(keys: np.ndarray, neighbours: int, partitions: int) -> Iterato
 
 
 def scann(keys: np.ndarray, neighbours: int, leaves: int) -> Iterator[tuple[str, SetUp]]:
-    """Yields ScaNN: a tree of leaves with codes, swept over pairs of leaves searched and candidates re-ranked."""
+    """Yields ScaNN: a tree of leaves with codes. A setting is (leaves searched, candidates re-ranked)."""
     try:
         import scann as library  # pyright: ignore[reportMissingImports]
     except ImportError:
@@ -211,7 +213,7 @@ def scann(keys: np.ndarray, neighbours: int, leaves: int) -> Iterator[tuple[str,
 
 
 def set_ups(keys: np.ndarray, neighbours: int) -> Iterator[tuple[str, SetUp]]:
-    """Yields all set-ups one after another, so that only one is in RAM."""
+    """Yields all set-ups one after another, so that only one is in RAM at a time."""
     yield from ivf(keys, neighbours, 1024, 10, 64)
     yield from ivf(keys, neighbours, 2048, 10, 64)
     yield from ivf(keys, neighbours, 4096, 4, 40)

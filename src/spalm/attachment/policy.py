@@ -72,7 +72,7 @@ def learn_policy(settings: PolicySettings, hidden: Float[Tensor, "n width"], gai
 
 
 def search_threshold(predicted: Float[Tensor, "n"], share: float) -> float:
-    """Returns the threshold above which that share of the predictions lies."""
+    """Returns the threshold above which a share of the predictions lies."""
     if share >= 1:
         return ALWAYS_SEARCH
     return float(torch.quantile(predicted.float(), 1 - share)) if share > 0 else -ALWAYS_SEARCH

@@ -21,7 +21,7 @@ _STOPPED = 130
 
 
 def main() -> None:
-    """Runs the `spalm` command; shows what a user can mend in one line, without a traceback."""
+    """Runs the `spalm` command; shows errors that a user can mend as one line, without a traceback."""
     try:
         app()
     except SystemExit as end:
@@ -35,6 +35,7 @@ def main() -> None:
 
 
 def _explain(error: OSError) -> str:
+    """Returns an error of the operating system as a line for users."""
     where = error.filename or "the output folder"
     reason = error.strerror or str(error)
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) or "No space left" in reason:
@@ -43,5 +44,6 @@ def _explain(error: OSError) -> str:
 
 
 def _fail(message: str) -> None:
+    """Prints an error and ends the command."""
     say(f"spalm: {message}")
     sys.exit(1)

@@ -51,31 +51,33 @@ def attach_(
 @app.command()
 def score(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="What `spalm attach` made.")],
-    texts: Annotated[list[Path], typer.Argument(metavar="TEXT...", help="Files and folders that it does not know.")],
+    texts: Annotated[
+        list[Path], typer.Argument(metavar="TEXT...", help="Files and folders that the memory does not hold.")
+    ],
     device: Device = "auto",
     threads: Threads = None,
 ) -> None:
-    """Perplexity of texts, with the memory as it is (static) and with what the texts themselves say (dynamic)."""
+    """Perplexity of texts, with the memory as it is (static) and with the texts' own past searched too (dynamic)."""
     typer.echo(json.dumps(score_files(Attached(directory, Hardware(device, threads)), texts), indent=2))
 
 
 @app.command()
 def generate(
     directory: ModelArgument,
-    prompt: Annotated[str, typer.Argument(help="The text to go on with; - reads it from standard input.")],
-    max_tokens: Annotated[int, typer.Option(help="Tokens to write at most.", min=1)] = 64,
+    prompt: Annotated[str, typer.Argument(help="The text to continue; - reads it from standard input.")],
+    max_tokens: Annotated[int, typer.Option(help="Highest number of tokens to generate.", min=1)] = 64,
     temperature: Annotated[float, typer.Option(help="0: always the likeliest token.", min=0)] = 0.0,
-    top_p: Annotated[float, typer.Option(help="Only the likeliest tokens, of this probability together.")] = 1.0,
-    top_k: Annotated[int, typer.Option(help="Only so many of the likeliest tokens; 0: all.", min=0)] = 0,
-    stop: Annotated[list[str] | None, typer.Option(help="A text at which it ends; may be repeated.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of sampling; default: another each time.")] = None,
-    cite: Annotated[bool, typer.Option("--cite", help="Name what the memory decided, and where from.")] = False,
-    memory: Annotated[bool, typer.Option("--memory/--no-memory", help="With the memory, or the model alone.")] = True,
+    top_p: Annotated[float, typer.Option(help="Sample from the likeliest tokens of this total probability.")] = 1.0,
+    top_k: Annotated[int, typer.Option(help="Sample from this many of the likeliest tokens; 0: all.", min=0)] = 0,
+    stop: Annotated[list[str] | None, typer.Option(help="A text at which the answer ends; may be repeated.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of sampling; default: a new one each time.")] = None,
+    cite: Annotated[bool, typer.Option("--cite", help="List what the memory decided, and its sources.")] = False,
+    memory: Annotated[bool, typer.Option("--memory/--no-memory", help="Use the memory, or the model alone.")] = True,
     model: RowOption = None,
     device: Device = "auto",
     threads: Threads = None,
 ) -> None:
-    """Go on with a text, token by token."""
+    """Continue a text, token by token."""
     options: SamplingOptions = {
         "max_tokens": max_tokens,
         "temperature": temperature,
@@ -84,7 +86,7 @@ def generate(
         "stop": stop or [],
         "seed": seed,
     }
-    Sampling.parse(options, "generate")  # refused before anything is loaded
+    Sampling.parse(options, "generate")  # refuses wrong options before anything is loaded
     text = sys.stdin.read() if prompt == "-" else prompt
     opened = load(directory, model, execution=Execution(Hardware(device, threads)))
     answer, citations = "", None
@@ -102,10 +104,10 @@ def serve_(
     host: Host = "127.0.0.1",
     port: Port = PORT,
     key: Annotated[
-        str | None, typer.Option(envvar="SPALM_KEY", help="Who asks must know it: Authorization: Bearer KEY.")
+        str | None, typer.Option(envvar="SPALM_KEY", help="Key that clients must send: Authorization: Bearer KEY.")
     ] = None,
     limits: Annotated[
-        list[str] | None, typer.Option("--limit", metavar="KEY=VALUE", help="See `spalm settings serve`.")
+        list[str] | None, typer.Option("--limit", metavar="KEY=VALUE", help="A limit; see `spalm settings serve`.")
     ] = None,
     model: RowOption = None,
     device: Device = "auto",

@@ -52,12 +52,14 @@ OnEngine = Annotated[
     EngineName, typer.Option("--engine", help="local, or ray (an extra): makes keys and neighbours on many machines.")
 ]
 Address = Annotated[
-    str | None, typer.Option(help="With --engine ray: host:port of a cluster, or auto; default: started here.")
+    str | None,
+    typer.Option(help="With --engine ray: host:port of a cluster, or auto; default: one started here."),
 ]
-Restart = Annotated[bool, typer.Option("--restart", help="Begin unfinished stages again from nothing.")]
-Host = Annotated[str, typer.Option(help="Address to listen on; any other than loopback lets other machines in.")]
+Restart = Annotated[bool, typer.Option("--restart", help="Begin unfinished stages again from scratch.")]
+Host = Annotated[str, typer.Option(help="Address to listen on; any but loopback gives other machines access.")]
 Port = Annotated[int, typer.Option(help="Port; 0: any that is free.", min=0, max=65535)]
 PORT = 8765
+"""Default port of the server and the explorer."""
 
 
 def holds_memory(directory: Path) -> bool:
@@ -72,5 +74,5 @@ def memory_at(directory: Path) -> Memory:
 
 
 def path_for(engine: EngineName, out: Path) -> Path:
-    """Returns a path that the workers of an engine understand: those of a cluster run in another folder."""
+    """Returns a path that an engine's workers can use: an absolute one for a cluster, whose workers run elsewhere."""
     return out if engine == "local" else out.absolute()

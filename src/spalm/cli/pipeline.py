@@ -167,7 +167,7 @@ def index(
         IndexKind, typer.Option(help="exact, faiss, disk (for memories larger than RAM), scann (an extra).")
     ] = ("faiss"),
     recall: Annotated[float, typer.Option(help="Share of true neighbours to find.")] = 0.95,
-    count: Annotated[int, typer.Option(help="Neighbours by which the recall is measured.", min=1)] = 4,
+    count: Annotated[int, typer.Option(help="Number of neighbours by which the recall is measured.", min=1)] = 4,
     seed: Annotated[int, typer.Option(help="Seed of the random samples.", min=0)] = 1,
     threads: Threads = None,
     engine: OnEngine = "local",
@@ -218,16 +218,18 @@ def run(
     """Carry out a whole recipe: corpus, models, evaluation, table. Finished stages are skipped, killed ones resume."""
     with ranks_of_torchrun() as ranks:
         chosen, hardware = _recipe(recipe, settings, bf16=bf16), Hardware(device, threads, compile, fsdp, ranks)
-        wanted = (engine, address) if ranks.is_first else ("local", None)  # the others only train
+        wanted = (engine, address) if ranks.is_first else ("local", None)  # other ranks only train
         with open_engine(*wanted, threads) as opened:
             execution = Execution(hardware, opened, _bytes(ram), restart, tensorboard)
             carry_out(Run(chosen, path_for(engine, out), execution), Console())
 
 
 def _recipe(name: str, settings: list[str] | None, *, bf16: bool = False) -> Recipe:
+    """Returns a recipe with the settings of the command line laid over it."""
     switches = ["training.bf16=true", "evaluation.bf16=true"] if bf16 else []
     return read_recipe(name, [*(settings or []), *switches])
 
 
 def _bytes(ram: str | None) -> int | None:
+    """Returns a size such as 64G in bytes."""
     return None if ram is None else parse_size(ram)

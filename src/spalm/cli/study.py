@@ -1,4 +1,4 @@
-"""Verbs that look at what there is: analyses, report, explorer, plans, settings, artifacts."""
+"""Verbs that show something: analyses, report, explorer, plans, settings, artifacts."""
 
 import json
 import os
@@ -45,11 +45,11 @@ def study_(
         Path | None, typer.Option(help="Folder for JSON, CSV, PNG and SVG; default: DIR/study/SPLIT.")
     ] = None,
     split: Annotated[HeldOut, typer.Option(help="dev or test.")] = "test",
-    model: Annotated[RowName, typer.Option(help="Whose gains over transformer-xl `outputs` counts.")] = "spalm",
+    model: Annotated[RowName, typer.Option(help="Model whose gains over transformer-xl `outputs` counts.")] = "spalm",
     first: Annotated[
         int | None, typer.Option(help="First token of the passage to show; default: where memory helped most.", min=0)
     ] = None,
-    length: Annotated[int | None, typer.Option(help="Tokens of the passage.", min=1, max=400)] = None,
+    length: Annotated[int | None, typer.Option(help="Number of tokens of the passage.", min=1, max=400)] = None,
 ) -> None:
     """Analyse a finished run: a table, its data, and a picture for each analysis."""
     run = FinishedRun(directory)
@@ -62,8 +62,10 @@ def study_(
 @app.command(name="vary")
 def vary_(
     directory: RunArgument,
-    counts: Annotated[list[int] | None, typer.Option("--count", help="Neighbours; may be repeated.", min=0)] = None,
-    retrain: Annotated[bool, typer.Option("--retrain", help="Train SPALM anew with each; else only at test.")] = False,
+    counts: Annotated[
+        list[int] | None, typer.Option("--count", help="Number of neighbours; may be repeated.", min=0)
+    ] = None,
+    retrain: Annotated[bool, typer.Option("--retrain", help="Train again with each; else vary at test only.")] = False,
     device: Device = "auto",
     threads: Threads = None,
 ) -> None:
@@ -75,17 +77,20 @@ def vary_(
 @app.command(name="plan")
 def plan_(
     recipe: RecipeArgument,
-    tokens: Annotated[str, typer.Option(help="Tokens to be remembered, such as 103M, 852M or 1T.")],
+    tokens: Annotated[str, typer.Option(help="Number of tokens to remember, such as 103M, 852M or 1T.")],
     settings: Assignments = None,
-    machines: Annotated[int, typer.Option(help="Machines of the cluster.", min=1)] = 1,
+    machines: Annotated[int, typer.Option(help="Number of machines of the cluster.", min=1)] = 1,
     cores: Annotated[int | None, typer.Option(help="Cores of a machine; default: this one's.", min=1)] = None,
     ram: Annotated[str | None, typer.Option(help="RAM of a machine, such as 256G; default: this one's.")] = None,
     storage: Annotated[
-        str, typer.Option(help="Bytes a second that each machine reads and writes; of one file server, its share.")
+        str,
+        typer.Option(
+            help="Bytes a second that each machine reads or writes; with one file server, a machine's share of it."
+        ),
     ] = "1G",
-    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
 ) -> None:
-    """Say what a memory will cost before it is made: core-hours, RAM, disk, network, and what breaks first."""
+    """Plan the cost of a memory before it is made: core-hours, RAM, disk, network, and what breaks first."""
     memory = PlannedMemory.of(read_recipe(recipe, settings or []), parse_count(tokens))
     size = machine_ram() if ram is None else parse_size(ram)
     cluster = Cluster(machines, cores or os.cpu_count() or 1, size, parse_size(storage, "--storage"))
@@ -118,14 +123,16 @@ def explore(
 
 
 @app.command()
-def settings(about: Annotated[str, typer.Argument(help="Only keys that begin so, such as training.")] = "") -> None:
-    """List every setting of a recipe, and as attach.KEY and serve.KEY those of these verbs: key, default, meaning."""
+def settings(
+    prefix: Annotated[str, typer.Argument(help="List only keys that begin with this, such as training.")] = "",
+) -> None:
+    """List every setting of a recipe, and those of `attach` and `serve` as attach.KEY and serve.KEY."""
     from spalm.server import Limits
 
     table = Table(Column("key", no_wrap=True), "default", "meaning", box=None)
     others = [*describe_settings(AttachSettings, "attach."), *describe_settings(Limits, "serve.")]
     for key, default, meaning in [*describe_settings(Recipe), *others]:
-        if key.startswith(about):
+        if key.startswith(prefix):
             table.add_row(escape(key), escape(default), escape(" ".join(meaning.split())))
     Console().print(table)
 
@@ -134,9 +141,9 @@ def settings(about: Annotated[str, typer.Argument(help="Only keys that begin so,
 def show(
     directory: Annotated[Path, typer.Argument(help="A memory, or a finished stage.")],
     documents: Annotated[bool, typer.Option("--documents", help="List the documents of a memory.")] = False,
-    versions: Annotated[bool, typer.Option("--versions", help="List what was done to a memory.")] = False,
+    versions: Annotated[bool, typer.Option("--versions", help="List the changes of a memory.")] = False,
 ) -> None:
-    """Print what an artifact says of itself."""
+    """Print the manifest of a finished stage, or a summary of a memory."""
     if not holds_memory(directory):
         typer.echo(json.dumps(Artifact(directory).manifest, indent=2, ensure_ascii=False))
         return

@@ -1,4 +1,4 @@
-"""Recipe, number of tokens and machines -> what a memory will cost, stage by stage, before it is made."""
+"""A recipe, a number of tokens and machines in, a plan out: what a memory will cost, stage by stage."""
 
 from spalm.planning.display import print_plan
 from spalm.planning.plan import plan_memory

@@ -1,4 +1,4 @@
-"""Prints a plan: a table of the stages, what a query costs, what breaks first, what was assumed."""
+"""Printing a plan: a table of the stages, the cost of a query, the limits of scale, the assumptions."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -10,11 +10,11 @@ from spalm.planning.planned_memory import Cluster
 from spalm.planning.units import format_bytes, format_count
 
 _GPU = 100e12
-"""Speed of a GPU in FLOP/s: an assumption."""
+"""Assumed speed of a GPU in FLOP/s."""
 
 
 def print_plan(planned: dict[str, Any], console: Console) -> None:
-    """Prints what `plan_memory` has returned."""
+    """Prints a plan that `plan_memory` returned."""
     cluster = Cluster(**planned["cluster"])
     machines = f"{cluster.machines:,} machine(s) of {cluster.cores} cores and {format_bytes(cluster.ram)}"
     table = Table(title=f"{format_count(planned['tokens'])} tokens, {machines}", box=None, title_justify="left")
@@ -31,6 +31,7 @@ def print_plan(planned: dict[str, Any], console: Console) -> None:
 
 
 def _sentences(planned: dict[str, Any]) -> Iterator[str]:
+    """Yields the lines below the table."""
     live = planned["serving"]
     yield (
         f"a live query of an index on disk: {format_bytes(live['bytes_read'])} read, "

@@ -1,4 +1,4 @@
-"""Limits of scale: what breaks first as a memory grows, and what would mend it."""
+"""Limits of scale: what fails first as a memory grows, and what would help."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -11,7 +11,7 @@ from spalm.planning.planned_memory import Cluster, PlannedMemory
 from spalm.planning.stages import join_cost
 
 _DAY = 86400.0
-"""Seconds of a day."""
+"""Number of seconds in a day."""
 
 
 @dataclass(frozen=True)
@@ -19,23 +19,25 @@ class ScaleLimit:
     """A statement that holds up to some number of tokens."""
 
     what: str
+    """The statement."""
     tokens: float
-    """Number of tokens up to which it holds."""
+    """Number of tokens up to which the statement holds."""
     remedy: str
-    """What to do beyond."""
+    """What to change for a larger memory."""
 
 
 def scale_limits(memory: PlannedMemory, cluster: Cluster) -> list[ScaleLimit]:
     """Returns the limits of a memory of this kind, the lowest first."""
 
     def holds_until(holds: Callable[[PlannedMemory], bool]) -> float:
+        """Returns the number of tokens up to which a condition holds, by bisection."""
         low, high = 1e3, 1e18  # tokens
         while high / low > 1.01:
             middle = sqrt(low * high)
             low, high = (middle, high) if holds(replace(memory, tokens=middle)) else (low, middle)
         return low
 
-    compared = cluster.cores * GFLOPS * 1e9 * _DAY
+    flops_of_a_day = cluster.cores * GFLOPS * 1e9 * _DAY
     found = [
         ScaleLimit(
             "one machine moves the keys into order within a day",
@@ -49,7 +51,7 @@ def scale_limits(memory: PlannedMemory, cluster: Cluster) -> list[ScaleLimit]:
         ),
         ScaleLimit(
             "one machine finds which partitions are near which within a day",
-            holds_until(lambda one: 2 * one.scan * one.partitions**2 <= compared),
+            holds_until(lambda one: 2 * one.scan * one.partitions**2 <= flops_of_a_day),
             "compare only the partitions of near groups",
         ),
         ScaleLimit(

@@ -1,4 +1,4 @@
-"""What a memory will cost before it is made: core-hours, RAM, disk and network of each stage, and what breaks first."""
+"""The plan of a memory, before it is made: core-hours, RAM, disk and network of each stage, and the limits of scale."""
 
 from dataclasses import asdict
 from typing import Any
@@ -26,7 +26,7 @@ def plan_memory(memory: PlannedMemory, cluster: Cluster) -> dict[str, Any]:
 
 
 def assumptions(memory: PlannedMemory, cluster: Cluster) -> list[str]:
-    """Returns what the plan assumes, a sentence each."""
+    """Returns the assumptions of the plan, one line each."""
     return [
         f"keys of width {memory.width}, compared in {memory.scan} dimensions (half; seen: 96 of 512, 288 of 576)",
         f"windows of {memory.segment} tokens, {memory.stride} of them new",

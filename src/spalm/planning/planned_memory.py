@@ -11,11 +11,11 @@ from spalm.neighbours.partitions import BEAM, NEAR, partition_size
 from spalm.runs import Recipe
 
 DOCUMENT = 500
-"""Tokens of a document, on average: an assumption."""
+"""Assumed mean number of tokens of a document."""
 MEASURED = 4e6
-"""Keys up to which the time of the join was measured."""
+"""Number of keys up to which the time of the join was measured."""
 _DOCUMENT_BYTES, _NAME_BYTES = 32, 90
-"""RAM for a document while a memory is open: four numbers; and a name of 30 letters."""
+"""Bytes of RAM for each document of an open memory: for four numbers, and for a name of 30 letters."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Cluster:
 
     machines: int
     cores: int
-    """Cores of a machine."""
+    """Number of cores of a machine."""
     ram: float
     """RAM of a machine, in bytes."""
     storage: float
@@ -40,14 +40,14 @@ class PlannedMemory:
     segment: int
     stride: int
     carried: int
-    """Length of the short-term memory that is carried along while keys are made."""
+    """Length of the short-term memory with which keys are made."""
     width: int
-    """Dimensions of a key."""
+    """Number of dimensions of a key."""
     neighbours: NeighbourSettings
 
     @classmethod
     def of(cls, recipe: Recipe, tokens: float) -> "PlannedMemory":
-        """Returns the memory of so many tokens as a recipe would make it."""
+        """Returns the memory that a recipe would make from a number of tokens."""
         segment, width, carried = recipe.training.segment_length, recipe.network.width, recipe.memory.carried
         stride = segment if carried else recipe.memory.stride_in(segment)
         width = min(recipe.memory.key_width or width, width)
@@ -55,7 +55,7 @@ class PlannedMemory:
 
     @property
     def scan(self) -> int:
-        """Dimensions in which the join and the index compare keys: half of a key's, an assumption."""
+        """Number of dimensions in which the join and the index compare keys, assumed to be half of a key's."""
         return self.width // 2
 
     @property
@@ -70,33 +70,36 @@ class PlannedMemory:
 
     @property
     def flops(self) -> float:
-        """Floating-point operations that make all keys."""
+        """Number of floating-point operations to make all keys."""
         forward = count_flops(self.network, 1, segment=self.segment, memory=self.carried, lanes=1).hidden
         return self.tokens * forward * self.segment / self.stride
 
     @property
     def assigning_seconds(self) -> float:
-        """Time of a core to find the partition of one key by the two levels."""
+        """Seconds that a core takes to find the partition of one key, in two levels."""
         return 2 * self.scan * (1 + BEAM) * sqrt(self.partitions) / (GFLOPS * 1e9)
 
     @property
     def joining_seconds(self) -> float:
-        """Time of a core for the neighbours of one key: as measured, plus what assigning takes more than then."""
+        """Seconds that a core takes to find the neighbours of one key.
+
+        This is the measured time, plus the time by which assigning is slower than at the largest size measured.
+        """
         measured = core_seconds(self.tokens, 1, self.width, self.neighbours.recall)
-        then = replace(self, tokens=min(self.tokens, MEASURED))
-        return measured + self.assigning_seconds - then.assigning_seconds
+        at_measured_size = replace(self, tokens=min(self.tokens, MEASURED))
+        return measured + self.assigning_seconds - at_measured_size.assigning_seconds
 
     @property
     def choosing_seconds(self) -> float:
-        """Time of a core to find the partitions of a live query."""
+        """Seconds that a core takes to find the partitions of a live query."""
         return 2 * self.scan * (1 + GROUPS) * sqrt(self.partitions) / (GFLOPS * 1e9)
 
     @property
     def opened(self) -> float:
-        """RAM of a process that has the partitions, their index and the memory open, without names of documents."""
+        """Bytes of RAM of a process with the partitions, their index and the memory open, without documents' names."""
         return self.partitions * (8 * self.scan + 4 * NEAR) + self.tokens / DOCUMENT * _DOCUMENT_BYTES
 
     @property
     def names(self) -> float:
-        """RAM for the documents' names."""
+        """Bytes of RAM for the documents' names."""
         return self.tokens / DOCUMENT * _NAME_BYTES

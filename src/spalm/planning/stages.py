@@ -1,8 +1,8 @@
-"""What each stage costs: core-hours, RAM, disk and network for keys, neighbours and index; and a live query.
+"""The cost of each stage (core-hours, RAM, disk and network for keys, neighbours and index) and of a live query.
 
-Everything is computed from a few constants, each measured on one core of an AMD EPYC with 97 GFLOP/s in the
-products of the join, and from the sizes of what the stages read and write. Bytes count as network: on a cluster,
-storage is shared.
+Everything is computed from a few constants and from the sizes of what the stages read and write. Constants followed by
+the name of a benchmark were measured by it on one core of an AMD EPYC with 97 GFLOP/s in the products of the join. All
+bytes read and written count as network, because storage is shared on a cluster.
 """
 
 from dataclasses import dataclass
@@ -11,24 +11,24 @@ from spalm.memory.shards import SHARD_BYTES
 from spalm.planning.planned_memory import MEASURED, Cluster, PlannedMemory
 
 READING_GFLOPS = 84.0
-"""Speed of a core that makes keys with the network of wikitext103: make bench-plan."""
+"""Speed of a core that makes keys with the network of wikitext103 (make bench-plan)."""
 _FRESH, _FRESH_GROWTH, _MOST_FRESH = 5.3, 0.43, 32.0
-"""Keys in the scan space that a query of the join has to fetch, those of a block counted once: at 4 million keys; the
-exponent by which it has grown from 2.9 at 1 million (make bench-plan); and where it ends, an assumption."""
+"""Number of keys in the scan space that the join fetches for a query, where a key fetched for a block counts once:
+its value at 4 million keys; the exponent of its growth from 2.9 at 1 million (make bench-plan); its assumed maximum."""
 _WHOLE = 8.0
-"""Whole keys with which a query of the join is compared: make bench-plan."""
+"""Number of whole keys with which a query of the join is compared (make bench-plan)."""
 _FILLING_MICROSECONDS = 9.0
-"""Time of a core for each key of an index, without finding its partition: make bench-disk."""
+"""Time of a core for each key of an index, apart from finding its partition (make bench-disk)."""
 _EFFORT = 8
-"""Lists that a live query reads for a recall of 0.95: make bench-disk."""
+"""Number of lists that a live query reads for a recall of 0.95 (make bench-disk)."""
 _PROCESS = 0.7e9
-"""Bytes of a process with its libraries: make bench-disk."""
+"""Bytes of RAM of a process with its libraries (make bench-disk)."""
 _CANDIDATES = 20
-"""Whole keys with which a live query for 4 neighbours is compared."""
+"""Number of whole keys with which a live query for 4 neighbours is compared."""
 _PAGE = 4096
-"""Bytes of a page."""
+"""Bytes of a page on disk."""
 _QUERY_MILLISECONDS = 1.0
-"""Time of a live query when everything is in RAM: make bench-disk."""
+"""Time of a live query when everything is in RAM (make bench-disk)."""
 
 
 @dataclass(frozen=True)
@@ -42,16 +42,16 @@ class PlannedStage:
     kept: float
     """Bytes that stay on disk."""
     scratch: float
-    """Bytes on disk while it runs, besides."""
+    """Further bytes on disk while the stage runs."""
     read: float
     """Bytes read."""
     written: float
     """Bytes written."""
     alone: float = 0.0
-    """Bytes read and written that one machine moves, however many machines there are."""
+    """Bytes that a single machine must read and write, however many machines there are."""
 
     def hours(self, cluster: Cluster) -> float:
-        """Returns the time on all machines: of computing or storage, whichever is longer, and what one does alone."""
+        """Returns the time on all machines: the longer of computing and storage, plus what one machine does alone."""
         computing = self.core_hours / (cluster.machines * cluster.cores)
         shared = (self.read + self.written - self.alone) / (cluster.machines * cluster.storage) / 3600
         return max(computing, shared) + self.alone / cluster.storage / 3600
@@ -84,16 +84,17 @@ def _keys_cost(memory: PlannedMemory) -> PlannedStage:
 def join_cost(memory: PlannedMemory, cluster: Cluster) -> PlannedStage:
     """Returns the cost of the join.
 
-    Keys are read and assigned, read again and moved into order; then each block reads the partitions around it.
+    Keys are read and assigned to partitions, then read again and sorted by partition; then each block reads the
+    partitions around it.
     """
     tokens, count = memory.tokens, memory.neighbours.count
-    whole, scan, about = 2 * memory.width, 2 * memory.scan, 20  # bytes; labels, documents, norms
-    assigned, ordered = scan + 8, whole + scan + about
+    whole, scan, attributes = 2 * memory.width, 2 * memory.scan, 20  # bytes of a key; attributes: label, document, norm
+    assigned, ordered = scan + 8, whole + scan + attributes
     answer = 8 + 12 * count
     table = tokens * count * (12 if tokens > 2**31 else 8)
     moving = tokens * (whole + assigned + ordered)
     fresh = min(_MOST_FRESH, _FRESH * (tokens / MEASURED) ** _FRESH_GROWTH)
-    joining = tokens * (fresh * (scan + about) + _WHOLE * whole + answer)
+    joining = tokens * (fresh * (scan + attributes) + _WHOLE * whole + answer)
     return PlannedStage(
         "neighbours",
         tokens * memory.joining_seconds / 3600,

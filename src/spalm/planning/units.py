@@ -27,6 +27,7 @@ def format_count(number: float) -> str:
 
 
 def _with_unit(number: float, units: tuple[str, ...]) -> str:
+    """Returns a number in the unit that leaves less than 1,000 of them; each unit is 1,000 of the one before."""
     for unit in units[:-1]:
         if number < 999.5:
             return f"{number:.3g} {unit}"

@@ -50,7 +50,7 @@ class AttachedModels(ModelSet):
         return Variant(name, self._network, self.attached.combiners[name])
 
     def neighbours_of_split(self, split: HeldOut, rows: np.ndarray) -> Neighbours:
-        """Returns neighbours from other documents. The memory holds dev and test too, so they must be excluded."""
+        """Returns neighbours from other documents. A position's own is excluded, as the memory holds dev and test."""
         memory, entries = self.memory, self.memory.entries()
         first = memory.first_id(source_of_split(self.corpus, split))
         if first is not None and (entries.rows(first + rows) >= 0).all():

@@ -1,10 +1,10 @@
-// One token: what the models expected there, and where its neighbours come from.
+// The details of one token: what the models predicted there, and where its neighbours come from.
 
 import { grouped, make, shortly, word } from "./elements.js";
 
 const $ = (id) => document.getElementById(id);
 
-// `switches`: which entries and documents are off, and what to do when one is switched.
+// `switches` holds the documents that are off, and the functions that switch an entry or a document.
 export function showDetail(found, between, switches) {
   const focused = document.activeElement?.dataset?.keep;
   const rows = Object.entries(found.probability).map(([name, probability]) =>

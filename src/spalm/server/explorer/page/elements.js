@@ -1,4 +1,4 @@
-// Parts of a page. Text from a corpus only ever becomes a text node: markup in it is never markup here.
+// Elements of the page. Text from a corpus always becomes a text node, so that markup in it is never interpreted.
 
 export function make(tag, attributes = {}, ...children) {
   const made = document.createElement(tag);

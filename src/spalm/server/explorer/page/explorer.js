@@ -1,4 +1,4 @@
-// The explorer's page: what is read, what is switched off, and which part shows it.
+// The explorer's page: its state (the passage, what is switched off) and its event handlers.
 
 import { ask, busy } from "./requests.js";
 import { showDetail } from "./detail.js";
@@ -10,10 +10,10 @@ const MOST_LISTED = 200;
 
 const state = {
   about: null,
-  question: null, // { text } or { place }: what is being read
-  found: null, // the answer to it
+  question: null, // the passage that is shown: { text } or { place }
+  found: null, // the server's answer for that passage
   chosen: null, // position of the token whose neighbours are shown
-  entriesOff: new Map(), // id -> what to call it
+  entriesOff: new Map(), // id -> name to show
   documentsOff: new Map(), // number -> name
 };
 
@@ -91,7 +91,7 @@ function everythingOn() {
   return readAgain();
 }
 
-// ---- the passage under pointer and keys
+// ---- the passage: mouse and keyboard
 
 const tokenOf = (event) => event.target.closest?.(".token");
 const focusedToken = () => document.activeElement?.closest?.(".token:focus-visible");

@@ -1,11 +1,11 @@
-// The passage: its tokens, what they are coloured by, and the tip beside the one that is pointed at.
+// The passage: its tokens, their colours, and the tip beside the token under the pointer.
 
 import { make, mean, shortly, signed, word } from "./elements.js";
 
 const $ = (id) => document.getElementById(id);
 const LEGENDS = {
   gain: "Green: the model gives the token more than what it is compared with; orange and dotted: less. Full at 3 nats.",
-  network: "The darker, the more the memory's word counts: one minus the gate, or the weight of the neighbours.",
+  network: "The darker, the larger the memory's share: one minus the gate, or the weight of the neighbours.",
   surprise: "The darker, the less the model expected the token. Full at 10 nats.",
 };
 
@@ -23,7 +23,7 @@ function gain(model, position) {
 
 const memoryShare = (scores, position) => (scores.network ? 1 - scores.network[position] : 0);
 
-// [colour, strength from 0 to 1, whether it is underlined too]
+// Returns [colour, strength from 0 to 1, whether the token is underlined].
 function tint(model, position) {
   const scores = found.models[model];
   switch (colouring()) {
@@ -76,7 +76,7 @@ function pane(model) {
   return make("div", { class: "passage", role: "listbox", "aria-label": `Passage under ${model}`, "data-model": model }, pieces);
 }
 
-// New numbers or another colour for tokens that are there already.
+// Updates the colours and labels of the tokens that are shown, with new numbers if there are any.
 export function paint(answer = found) {
   found = answer;
   for (const passage of document.querySelectorAll(".passage")) {
@@ -109,7 +109,7 @@ function showSummary() {
   );
 }
 
-// The token that the keyboard is at, and the one whose neighbours are shown.
+// Marks the token at `position` as the keyboard's, and the one at `selected` as the one whose neighbours are shown.
 export function choose(position, selected) {
   for (const piece of document.querySelectorAll('.token[tabindex="0"], .token[aria-selected=true]')) {
     piece.tabIndex = -1;

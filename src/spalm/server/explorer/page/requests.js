@@ -1,4 +1,4 @@
-// Questions to the server. Only the answer to the last question of a kind counts: late answers to earlier ones are dropped.
+// Requests to the server. Only the answer to the last request of a kind counts: late answers to earlier ones are dropped.
 
 const $ = (id) => document.getElementById(id);
 const turns = new Map();
@@ -21,7 +21,7 @@ export async function ask(kind, path, body) {
   return content;
 }
 
-// Does some work, says what went wrong with it, and shows meanwhile that it is going on.
+// Does some work, marks the page as busy meanwhile, and shows an error if the work fails.
 export async function busy(work) {
   mark(++waiting);
   try {
