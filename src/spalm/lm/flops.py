@@ -1,4 +1,4 @@
-"""Counts the operations that a network needs for a token: matrix products only, two for each multiply-add."""
+"""Counts the operations that a network needs for a token: only those of matrix products, two for each multiply-add."""
 
 from dataclasses import dataclass
 

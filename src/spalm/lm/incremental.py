@@ -1,7 +1,7 @@
 """Reads a text as it grows, in pieces of any length, with the hidden states that `hidden_states` gives for all of it.
 
-Where documents are read each from its own beginning, this holds up to one window: tokens beyond it see all tokens
-before them instead of those of the window.
+Where each document is read from its own beginning, the states are the same only within the first window: later tokens
+see all tokens before them instead of those of a window.
 """
 
 import copy
@@ -17,6 +17,7 @@ from spalm.lm.interface import LanguageModel
 from spalm.lm.reading import Reading
 
 _UNLIMITED = 1 << 40
+"""Number of tokens that is never reached."""
 
 
 class IncrementalReader:
@@ -43,26 +44,28 @@ class IncrementalReader:
         found = []
         rest = list(tokens)
         while rest:
-            piece, rest = rest[: self._room()], rest[self._room() :]
+            piece, rest = rest[: self._tokens_left()], rest[self._tokens_left() :]
             found.append(self._read(piece))
             self._tokens += piece
         return torch.cat(found) if found else torch.zeros(0, self._model.width, device=self._device)
 
     def copied(self) -> "IncrementalReader":
-        """Returns a reader that has read the same and is fed independently."""
+        """Returns a copy of the reader, which can be fed independently."""
         other = copy.copy(self)
         other._tokens, other._state = list(self._tokens), copy.deepcopy(self._state)
         return other
 
-    def _room(self) -> int:
-        """Returns the number of tokens until the present segment or window ends; a document's has no end."""
+    def _tokens_left(self) -> int:
+        """Returns the number of tokens until the present segment or window ends; unlimited when reading by document."""
         return _UNLIMITED if self._reading.by_document else self._grid - len(self) % self._grid
 
     @property
     def _grid(self) -> int:
+        """Number of tokens between the beginnings of two segments or windows."""
         return self._reading.segment if self._reading.memory else self._reading.stride
 
     def _read(self, piece: list[int]) -> Float[Tensor, "n width"]:
+        """Reads tokens of one segment or window, and begins it if they are its first."""
         reading = self._reading
         if self._state is None:
             self._state = self._model.empty_state(reading.memory + reading.segment, reading.segment)
@@ -83,4 +86,5 @@ class IncrementalReader:
             self._forward(self._tokens[-context:])
 
     def _forward(self, piece: list[int]) -> Float[Tensor, "n width"]:
+        """Returns the hidden states of tokens that follow those of the state."""
         return self._model.hidden(torch.tensor([piece], device=self._device), self._state)[0]

@@ -28,7 +28,7 @@ class LanguageModel(Protocol):
     def empty_state(self, memory_length: int, longest_segment: int) -> Any:
         """Returns a state without tokens.
 
-        It will remember `memory_length` tokens and be read with in segments of at most `longest_segment`.
+        It will remember `memory_length` tokens; no segment that is read with it may exceed `longest_segment` tokens.
         """
         ...
 
@@ -47,5 +47,5 @@ class LanguageModel(Protocol):
     def target_log_probabilities(
         self, hidden: Float[Tensor, "n width"], targets: Int[Tensor, "n"]
     ) -> Float[Tensor, "n"]:
-        """Returns log p of one token a row, without holding the logits of all rows at once."""
+        """Returns log p of one token for each row, without holding the logits of all rows at once."""
         ...

@@ -47,13 +47,14 @@ class Reading:
 PositionsAndHidden = tuple[Int[np.ndarray, "n"], Float[Tensor, "n width"]]
 """Positions of a stream and their hidden states."""
 _Windows = Iterator[tuple[Int[np.ndarray, "batch time"], Float[Tensor, "batch time width"]]]
+"""Positions of windows or segments, and their hidden states."""
 
 
 @torch.inference_mode()
 def hidden_states(
     model: LanguageModel, stream: TokenStream, reading: Reading, wanted: range
 ) -> Iterator[PositionsAndHidden]:
-    """Yields groups of positions and their hidden states, in any order, until every position of a range has come.
+    """Yields groups of positions and their hidden states, in any order, for every position of a range.
 
     The range must begin on the grid of strides, so that a position's result does not depend on where reading began.
     """
@@ -68,6 +69,7 @@ def hidden_states(
 
 
 def _inputs(stream: TokenStream, positions: np.ndarray, device: torch.device) -> Tensor:
+    """Returns the token before each position, on a device; positions beyond the end of the stream are only padding."""
     return torch.from_numpy(stream.inputs(np.minimum(positions, len(stream) - 1))).to(device)
 
 
@@ -118,7 +120,7 @@ def _with_memory(model: LanguageModel, stream: TokenStream, reading: Reading, wa
     """Reads lanes with a carried memory. Those near the start of the text, with less warm-up, are read one by one."""
     first, last = wanted.start // reading.segment, -(-wanted.stop // reading.segment)
     count = last - first
-    # A lane shorter than its warm-up would be read mostly for nothing.
+    # In a lane shorter than its warm-up, most of the reading would be warm-up.
     lanes = max(1, min(reading.lanes, count // max(1, reading.warm_up)))
     length = -(-count // lanes)
     starts = list(range(first, last, length))

@@ -6,7 +6,7 @@ For query i of T and key j of S = M + T (M of them in the memory), the distance 
     output(i)   = sum_(j <= M+i) softmax_j(score(i, j)) v_j
 
 `distances` holds r in falling order of distance: row S-1-d is r_d. Row i of `position @ distances^T` is therefore right
-but for a shift of T-1-i columns. Reading that matrix with a row stride of S-1 instead of S is the shift, at no cost:
+except for a shift of T-1-i columns. Reading that matrix with a row stride of S-1 instead of S makes the shift for free:
 element (i, j) then lies at i*(S-1) + (T-1) + j = i*S + (T-1-i+j).
 """
 
@@ -43,7 +43,7 @@ def attend(content: Queries, position: Queries, keys_values: KeysValues, distanc
 
 
 def fused(content: Queries, position: Queries, keys_values: KeysValues, distances: Distances) -> Queries:
-    """Computes one scaled_dot_product_attention with the shifted position term as its mask: the form for GPUs."""
+    """Computes relative attention for GPUs: scaled_dot_product_attention with the shifted position term as its mask."""
     batch, time, heads, _ = content.shape
     span = keys_values.shape[1]
     by_distance = torch.einsum("bthd,shd->bhts", position, distances)
@@ -102,7 +102,7 @@ class _TiledAttention(torch.autograd.Function):
         d_content, d_position = torch.empty_like(content), torch.empty_like(position)
         d_keys_values = torch.empty_like(keys_values, memory_format=torch.contiguous_format)
         d_distances = content.new_zeros(heads, whole, size)
-        # The last tile sees every key: it goes first and sets what the others add to.
+        # The last tile sees every key, so it comes first and sets the gradients that the others add to.
         for weights, (first, last, span) in reversed(list(zip(kept, _tiles(time, whole)))):
             rows = last - first
             d_scores = content.new_empty(heads, rows, span)
@@ -136,7 +136,7 @@ class _TiledAttention(torch.autograd.Function):
 
 
 def _heads_first(part: Float[Tensor, "batch length heads size"]) -> tuple[Float[Tensor, "heads length size"], ...]:
-    """Returns one view for each lane."""
+    """Returns a view of each lane with the heads as its first dimension."""
     return part.transpose(1, 2).unbind(0)
 
 

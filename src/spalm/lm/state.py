@@ -9,8 +9,8 @@ class LayerState:
     """One layer's memory at test time: the keys and values of the last tokens, and the projected distances.
 
     Weights do not change at test time, so keys and values are kept instead of the hidden states that they come from.
-    The result is the same, and a step of one token costs one token. They are in a buffer with room to append, whose
-    content is moved back to its beginning only when it is full.
+    The result is the same, and a step of one token computes only that token. They are in a buffer with room to append;
+    when it is full, they are moved to the beginning of a new one.
     """
 
     def __init__(self, distances: Float[Tensor, "reach heads size"], memory_length: int):
@@ -40,7 +40,7 @@ class LayerState:
         self._first = max(self._first, self._last - count)
 
     def _make_room(self, keys_values: Tensor) -> Tensor:
-        """Moves what is remembered to the beginning of a new buffer, and returns that."""
+        """Moves the remembered tokens to the beginning of a new buffer, and returns the buffer."""
         batch, time, *rest = keys_values.shape
         held = self._last - self._first
         capacity = 2 * self._memory_length + time

@@ -26,9 +26,11 @@ from spalm.training import (
 )
 
 KIND = "language model"
+"""Kind of artifact."""
 VERSION = 1
+"""Version of the files' format."""
 DEV_LANES = 16
-"""Places of dev that are read side by side during training."""
+"""Number of places of dev that are read side by side during training."""
 
 
 class ModelSettings(Settings):
@@ -79,7 +81,7 @@ def train_model(settings: ModelSettings, corpus: Corpus, directory: Path, execut
 
 
 def training_facts(model: nn.Module, corpus: Corpus, progress: Progress) -> dict[str, Any]:
-    """Returns what the manifest of a trained model says of it."""
+    """Returns the facts about a trained model that its manifest keeps."""
     return {
         "vocabulary": corpus.vocabulary,
         "parameters": parameter_count(model),
@@ -123,6 +125,7 @@ class TrainedModel(Artifact):
         return self._filled(KEPT_FILE)
 
     def _filled(self, file: str) -> Transformer:
+        """Returns the network with the parameters of a file."""
         model = Transformer(self.model_settings.network, self.facts["vocabulary"])
         load_parameters(model, self.directory / file)
         return model

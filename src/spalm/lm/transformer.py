@@ -44,6 +44,7 @@ class NetworkSettings(Settings):
 
     @model_validator(mode="after")
     def _rising(self) -> "NetworkSettings":
+        """Raises an error unless the cutoffs rise."""
         if any(later <= earlier for earlier, later in zip([0, *self.cutoffs], self.cutoffs)):
             raise ValueError(f"cutoffs {self.cutoffs} must rise from above 0")
         return self
@@ -76,7 +77,7 @@ class Attention(nn.Module):
     ) -> Float[Tensor, "batch time width"]:
         keys_values = self.keys_values(x)
         if memory is not None and memory.shape[1]:
-            # Two products, not one of the joined states: the memory then costs no gradient of its own.
+            # Two products instead of one of the joined states: then no gradient is computed for the memory.
             keys_values = torch.cat([self.keys_values(memory), keys_values], dim=1)
         keys_values = keys_values.unflatten(-1, (2, self.heads, self.head_width))
         if state is not None:
@@ -111,7 +112,7 @@ class Layer(nn.Module):
             x = self.attention_norm(x + self.dropout(self.attention(x, memory, encodings, state)))
             return self.feed_forward_norm(x + self._feed_forward(x))
         if memory is not None:
-            # The memory is a constant to the layer: no gradient flows through it, nor to the norm by way of it.
+            # The memory is a constant: no gradient flows into it, nor through it into the norm.
             with torch.no_grad():
                 memory = self.attention_norm(memory)
         x = x + self.dropout(self.attention(self.attention_norm(x), memory, encodings, state))
@@ -144,6 +145,7 @@ class Transformer(nn.Module):
 
     @property
     def _layers(self) -> Sequence[Layer]:
+        """The layers, with the type that nn.ModuleList does not keep."""
         return cast(Sequence[Layer], self.layers)
 
     def initialise(self, seed: int) -> "Transformer":
@@ -158,7 +160,7 @@ class Transformer(nn.Module):
                 nn.init.zeros_(module.content_bias)
                 nn.init.zeros_(module.position_bias)
         with torch.no_grad():
-            for layer in self._layers:  # the sum over 2R sublayers begins with the variance of one
+            for layer in self._layers:  # the sum of 2R sublayers' outputs starts with the variance of one
                 for last in (layer.attention.output, layer.narrow):
                     last.weight.mul_((2 * len(self.layers)) ** -0.5)
         self.vocabulary.initialise()
@@ -185,7 +187,7 @@ class Transformer(nn.Module):
         return self.dropout(self.final_norm(x)), layer_inputs
 
     def empty_state(self, memory_length: int, longest_segment: int) -> State:
-        """Returns an empty short-term memory for test time, to be read with in segments of up to `longest_segment`."""
+        """Returns an empty short-term memory for test time, for segments of up to `longest_segment` tokens."""
         like = self._layers[0].attention.content_bias
         encodings = sinusoids(memory_length + longest_segment, self.width, like)
         with torch.no_grad():

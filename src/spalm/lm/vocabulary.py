@@ -1,7 +1,7 @@
 """The shared table of token embeddings: input layer, output layer and, for SPALM, the vectors of retrieved tokens.
 
-Both forms give a normalised distribution over the whole vocabulary. Losses are computed in chunks of rows, so that the
-logits of one chunk, not those of a batch, decide how much memory a large vocabulary needs.
+Both classes give a normalised distribution over the whole vocabulary. Losses are computed in chunks of rows, so that
+the logits of one chunk, not those of a batch, decide how much memory a large vocabulary needs.
 """
 
 from collections.abc import Callable
@@ -17,6 +17,7 @@ _CHUNK_FLOATS = 1 << 22
 
 
 def _options(classes: int) -> nn.LinearCrossEntropyOptions:
+    """Returns options that limit the logits in memory, for a softmax over `classes` classes."""
     return nn.LinearCrossEntropyOptions(batch_chunk_size=max(64, _CHUNK_FLOATS // classes))
 
 
@@ -37,6 +38,7 @@ def _cross_entropy(
     target: Int[Tensor, "n"],
     reduction: str,
 ) -> Tensor:
+    """Returns the cross-entropy of softmax(hidden weight^T) and the targets, computed in chunks of rows."""
     return F.linear_cross_entropy(hidden, weight, target, reduction=reduction, options=_options(len(weight)))
 
 
@@ -102,6 +104,7 @@ class AdaptiveVocabulary(nn.Module):
             nn.init.normal_(projection, std=projection.shape[0] ** -0.5)
 
     def _projection(self, cluster: int) -> Tensor | None:
+        """Returns the projection from a cluster's width to the full width; None if they are the same."""
         return self.projections[sum(self._projected[:cluster])] if self._projected[cluster] else None
 
     def _into(self, cluster: int, hidden: Tensor) -> Tensor:
@@ -110,6 +113,7 @@ class AdaptiveVocabulary(nn.Module):
         return hidden if projection is None else F.linear(hidden, projection)
 
     def _head(self) -> Tensor:
+        """Returns the table of the head: the vectors of frequent tokens, then one for each tail."""
         return torch.cat([self.tables[0], self.tails])
 
     def embed(self, tokens: Int[Tensor, "*batch"]) -> Float[Tensor, "*batch width"]:
@@ -142,7 +146,7 @@ class AdaptiveVocabulary(nn.Module):
         return torch.cat(parts, dim=-1)
 
     def _steps(self, hidden: Tensor, targets: Tensor, reduction: str) -> list[tuple[Tensor, Tensor]]:
-        """Returns the choices that lead to the targets, of head and tails, as (rows, cross-entropy of the choice)."""
+        """Returns the choices, in the head and in tails, that lead to the targets: their rows and cross-entropies."""
         members = self._members(targets)
         in_head = targets.clone()
         for cluster, (rows, _) in enumerate(members[1:]):

@@ -15,6 +15,7 @@ from spalm.artifact import digest_of_file, write_atomically
 from spalm.errors import InputError, InUseError
 
 _FILE, _DIGEST, _PENDING = "catalogue.sqlite", "catalogue.sha256", "catalogue.pending"
+"""Files of the catalogue: the database, its digest, and the mark of a change whose digest is not written yet."""
 
 _TABLES = """
 CREATE TABLE batches (                  -- documents remembered together, read as one stream
@@ -52,6 +53,7 @@ CREATE TABLE versions (
     what TEXT NOT NULL
 );
 """
+"""Schema of the database."""
 
 
 class Catalogue:
@@ -85,7 +87,7 @@ class Catalogue:
         pending = self.directory / _PENDING
         unsealed = pending.exists()
         if self.path.exists() and not unsealed:
-            self.verify()  # or the damage would be sealed as good
+            self.verify()  # otherwise a new digest would hide the damage
         pending.touch()
         with _explained(self.path), closing(_connect(self.path)) as connection:
             connection.execute("BEGIN IMMEDIATE")
@@ -123,7 +125,7 @@ class Catalogue:
         (self.directory / _PENDING).unlink(missing_ok=True)
 
     def verify(self) -> None:
-        """Compares the file with its digest; if a crash came before that was written, uses SQLite's own check."""
+        """Compares the file with its digest; if a crash came before the digest was written, uses SQLite's own check."""
         if (self.directory / _PENDING).exists():
             with self.read() as connection:
                 problems = [row[0] for row in connection.execute("PRAGMA integrity_check")]
@@ -133,16 +135,17 @@ class Catalogue:
             raise _damaged(self.path)
 
 
-def record_version(connection: sqlite3.Connection, what: str) -> int:
-    """Adds a version and returns its number. Every change that a search could see, or that moves bytes, is one."""
+def record_version(connection: sqlite3.Connection, description: str) -> int:
+    """Adds a version and returns its number. Every change that a search could see, or that moves entries, makes one."""
     connection.execute(
         "INSERT INTO versions SELECT max(version) + 1, datetime('now'), ? FROM versions",
-        [what],
+        [description],
     )
     return connection.execute("SELECT max(version) FROM versions").fetchone()[0]
 
 
 def _connect(path: Path) -> sqlite3.Connection:
+    """Opens the database such that commits are synced to disk and deleted content is overwritten."""
     connection = sqlite3.connect(path, timeout=30, isolation_level=None)
     connection.execute("PRAGMA synchronous = FULL")
     connection.execute("PRAGMA secure_delete = ON")
@@ -166,4 +169,5 @@ def _explained(path: Path) -> Iterator[None]:
 
 
 def _damaged(path: Path) -> InputError:
+    """Returns the error that reports a damaged catalogue."""
     return InputError(f"{path} is damaged; restore {path.parent} from a copy, or remove it and remember again")

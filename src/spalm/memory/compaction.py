@@ -1,4 +1,4 @@
-"""Compaction of a memory: shards with forgotten entries, and small ones, are written anew without them."""
+"""Compaction of a memory: shards that are small or hold forgotten entries are replaced by full ones of live entries."""
 
 import numpy as np
 from jaxtyping import Int
@@ -9,11 +9,11 @@ from spalm.memory.shards import Shards
 from spalm.memory.verification import verify_shard
 
 Run = list[int]
-"""First id, number of entries, shard, and row in the shard of entries that follow each other."""
+"""Consecutive entries: first id, number of entries, shard, and row in the shard."""
 
 
 def rewrite_shards(catalogue: Catalogue, shards: Shards, entries: Entries) -> None:
-    """Puts the live entries of the shards worth it into new ones; drops forgotten documents and the old shards.
+    """Moves live entries from shards that are worth rewriting to new ones; drops forgotten documents and old shards.
 
     The files of the old shards stay until `Shards.remove_all_but`.
     """
@@ -43,15 +43,15 @@ def rewrite_shards(catalogue: Catalogue, shards: Shards, entries: Entries) -> No
 
 
 def _worth_rewriting(catalogue: Catalogue, shards: Shards, entries: Entries) -> list[int]:
-    """Returns the shards with dead entries; and all small ones, if there are several."""
+    """Returns the shards with forgotten entries and, if there are several small shards, those too."""
     alive = {int(shard): 0 for shard in entries.runs[:, 2]}
     for _, count, shard, _ in entries.runs.tolist():
         alive[shard] += count
     with catalogue.read() as connection:
         sizes = dict(connection.execute("SELECT id, entries FROM shards WHERE batch IS NULL"))
-    dying = {shard for shard, size in sizes.items() if alive.get(shard, 0) < size}
+    partly_dead = {shard for shard, size in sizes.items() if alive.get(shard, 0) < size}
     small = {shard for shard, size in sizes.items() if 2 * size < shards.entries_per_shard}
-    return sorted(dying | small if len(small) > 1 else dying)
+    return sorted(partly_dead | small if len(small) > 1 else partly_dead)
 
 
 def _groups(runs: Int[np.ndarray, "runs 4"], size: int) -> list[list[Run]]:

@@ -63,7 +63,7 @@ class Encoder(SentByFields):
 
     @property
     def gpus(self) -> int:
-        """Number of GPUs that it computes on."""
+        """Number of GPUs that the model computes on."""
         return int(self.device().type == "cuda")
 
     @property
@@ -91,7 +91,7 @@ class Encoder(SentByFields):
         *,
         progress: ProgressCallback = lambda _: None,
     ) -> np.ndarray:
-        """Returns the keys of [start, stop), in order."""
+        """Returns the keys of [start, stop) in order; `to_keys` turns hidden states into keys of `width` dimensions."""
         keys = np.empty((stop - start, width), "<f2")
         for positions, hidden in self.hidden(stream, start, stop):
             keys[positions - start] = to_keys(hidden)
@@ -100,7 +100,7 @@ class Encoder(SentByFields):
 
 
 def encoder_of(trained: TrainedModel, settings: MemorySettings, prepare: Callable[[], torch.device]) -> Encoder:
-    """Returns a model that was trained here as an encoder."""
+    """Returns a model that was trained here as an encoder; `prepare` sets up the device and returns it."""
     network, segment = trained.model_settings.network, trained.model_settings.training.segment_length
     return Encoder(
         digest=trained.digest,

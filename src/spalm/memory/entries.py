@@ -24,21 +24,22 @@ class LiveDocuments:
     entries: Int[np.ndarray, "documents"]
     """Number of each document's entries."""
     names: list[str]
-    """Name of each document; empty in workers."""
+    """Name of each document; empty in other processes."""
 
     def __len__(self) -> int:
         return len(self.numbers)
 
     def __reduce__(self) -> tuple:
-        """Leaves the names, which may be gigabytes, behind: workers need numbers only."""
+        """Pickles the documents without their names, which may be gigabytes: workers need only the numbers."""
         return LiveDocuments, (self.numbers, self.first_ids, self.entries, [])
 
     @cached_property
     def _ends(self) -> Int[np.ndarray, "documents"]:
+        """Id after each document's last entry."""
         return self.first_ids + self.entries
 
     def index_of(self, ids: Int[np.ndarray, "*n"]) -> Int[np.ndarray, "*n"]:
-        """Returns the index of the document that each entry belongs to, MISSING for ids of none."""
+        """Returns the index of the document that each entry belongs to, MISSING for ids that belong to none."""
         if not len(self):
             return np.full(np.shape(ids), MISSING)
         index = np.searchsorted(self.first_ids, ids, side="right") - 1
@@ -46,7 +47,7 @@ class LiveDocuments:
         return np.where(inside, index, MISSING)
 
     def numbers_of(self, ids: Int[np.ndarray, "*n"]) -> Int[np.ndarray, "*n"]:
-        """Returns the number of the document that each entry belongs to, MISSING for ids of none."""
+        """Returns the number of the document that each entry belongs to, MISSING for ids that belong to none."""
         index = self.index_of(ids)
         return np.where(index == MISSING, MISSING, self.numbers[index.clip(0)] if len(self) else MISSING)
 
@@ -62,7 +63,7 @@ class EntrySource:
 
 
 class Entries:
-    """The live entries at one version. What is remembered or forgotten later does not show; `compact` ends it."""
+    """The live entries at one version. Later changes do not show, but compaction removes the files that it reads."""
 
     def __init__(self, documents: LiveDocuments, runs: Int[np.ndarray, "runs 4"], shards: Shards):
         """`runs`: (first id, number of entries, shard, row in it) of live entries, by rising id."""
@@ -120,6 +121,7 @@ class Entries:
         return self._read("tokens", start, stop)
 
     def _read(self, column: Column, start: int, stop: int) -> np.ndarray:
+        """Returns a column of rows `start` to `stop`."""
         parts = [self._shards.read(column, 0, 0, 0)]
         run = int(np.searchsorted(self._ends, start, side="right"))
         while start < stop:
@@ -147,12 +149,13 @@ class Entries:
     def prefetch(self, rows: Int[np.ndarray, "n"]) -> None:
         """Has the system read the keys of these rows from disk, all of them at once and nothing around them.
 
-        For memories larger than RAM: `take` then finds the keys there, or on their way.
+        For memories larger than RAM: `take` then finds the keys in RAM, or on the way there.
         """
         for shard, _, places in self._by_shard(rows):
             self._shards.prefetch("keys", shard, places)
 
     def _take(self, column: Column, rows: np.ndarray) -> np.ndarray:
+        """Returns a column of any rows."""
         dtype, inner = self._shards.formats[column]
         out = np.empty((*np.shape(rows), *inner), dtype)
         flat = out.reshape(-1, *inner)
@@ -176,7 +179,7 @@ class Entries:
         return EntrySource(self.live_documents.names[index], id - int(self.live_documents.first_ids[index]))
 
     def around(self, id: int, before: int, after: int) -> Int[np.ndarray, "tokens"]:
-        """Returns the tokens around a live entry, up to `before` before it and `after` behind it, in its document."""
+        """Returns the tokens around a live entry, up to `before` before it and `after` after it, in its document."""
         index = int(self.live_documents.index_of(np.array(id)))
         first = int(self.live_documents.first_ids[index])
         last = first + int(self.live_documents.entries[index])

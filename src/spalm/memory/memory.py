@@ -6,8 +6,8 @@
     MEMORY/shards/N.keys       float16, a row for each entry (see shards.py)
     MEMORY/shards/N.tokens     int32: the token that came next
 
-The id of an entry is its place in the order in which entries were ever remembered. It never changes and is never used
-again.
+Entries are numbered in the order in which they are remembered. The number, an entry's id, never changes and is never
+used again.
 """
 
 import difflib
@@ -37,7 +37,9 @@ from spalm.settings import differences
 IDENTITY = "memory.json"
 """File that makes a directory a memory."""
 _PROJECTION = "projection"
+"""File of the projection from hidden states to keys."""
 _FORMAT = 1
+"""Version of the files' format."""
 PARTIAL_FILES = {"shards", _PROJECTION, *(name + TEMPORARY for name in (IDENTITY, _PROJECTION, "catalogue.sha256"))}
 PARTIAL_FILES |= {"catalogue.sqlite", "catalogue.sqlite-journal", "catalogue.sha256", "catalogue.pending"}
 """Files that a kill can leave of a memory that was being made."""
@@ -52,7 +54,7 @@ class MemoryVersion:
     at: str
     """Date and time of the change, in UTC."""
     what: str
-    """What was done."""
+    """Description of the change."""
 
 
 class Memory:
@@ -68,10 +70,10 @@ class Memory:
             self.identity: dict[str, Any] = content["identity"]
             self._files: dict[str, str] = content["files"]
             self.full_width, self.width = int(self.identity["encoder"]["width"]), int(self.identity["width"])
-            honest = content["sha256"] == digest_of_json([content["format"], self.identity, self._files])
+            intact = content["sha256"] == digest_of_json([content["format"], self.identity, self._files])
         except (ValueError, KeyError, TypeError):
-            honest = False
-        if not honest:
+            intact = False
+        if not intact:
             raise InputError(
                 f"{path} is damaged; restore {self.directory} from a copy, or remove it and remember again"
             )
@@ -84,12 +86,12 @@ class Memory:
         self._view: tuple[int, Entries] | None = None
 
     def __reduce__(self) -> tuple:
-        """Sends the path alone to another process."""
+        """Pickles only the path: another process opens the files itself."""
         return Memory, (self.directory,)
 
     @classmethod
     def create(cls, directory: Path, identity: dict[str, Any], projection: Projection | None = None) -> "Memory":
-        """Makes an empty memory for keys of `identity`. `memory.json` is written last: half a memory is none."""
+        """Makes an empty memory for keys of `identity`. `memory.json` comes last: a folder without it is no memory."""
         (directory / "shards").mkdir(parents=True, exist_ok=True)
         for leftover in PARTIAL_FILES - {"shards"}:
             (directory / leftover).unlink(missing_ok=True)
@@ -116,7 +118,7 @@ class Memory:
         return to_half_precision(hidden if self.projection is None else self.projection(hidden))
 
     def require_same_keys(self, identity: dict[str, Any]) -> None:
-        """Refuses keys made as `identity` says unless they can be compared with the keys that are here."""
+        """Raises an error unless keys made as `identity` says can be compared with the keys of this memory."""
         changed = differences(self.identity, identity)
         if changed:
             raise InputError(
@@ -128,12 +130,13 @@ class Memory:
         """Returns the live entries as of now. Cheap while nothing has changed."""
         with self.catalogue.read() as connection:
             changes = connection.execute("SELECT max(version) FROM versions").fetchone()[0]
-            view = self._view  # other threads may exchange it meanwhile
+            view = self._view  # read once: other threads may replace it
             if view is None or view[0] != changes:
                 self._view = view = changes, self._load(connection)
         return view[1]
 
     def _load(self, connection: sqlite3.Connection) -> Entries:
+        """Reads the live documents, and where their entries are, from the catalogue."""
         documents = connection.execute(
             "SELECT id, first_id, entries, name FROM documents WHERE forgotten IS NULL ORDER BY first_id"
         ).fetchall()
@@ -144,7 +147,7 @@ class Memory:
 
     @property
     def digest(self) -> str:
-        """Digest of what can be found: two memories that answer every search alike have the same."""
+        """Digest of what searches can find: memories with the same digest give the same results."""
         with self.catalogue.read() as connection:
             batches = connection.execute("SELECT source, first_id FROM batches WHERE finished ORDER BY id").fetchall()
             alive = connection.execute(
@@ -176,15 +179,15 @@ class Memory:
     def lineage(self) -> list[str]:
         """Returns one digest for the kind of keys, and one for each batch.
 
-        The list only grows: what was made from a memory fits it as long as the lineage it had then is the beginning of
-        the one it has now.
+        The list only grows: an index or a table that was made from a memory fits it as long as the memory's lineage
+        begins with the one that it had then.
         """
         with self.catalogue.read() as connection:
             batches = connection.execute("SELECT source, first_id FROM batches WHERE finished ORDER BY id").fetchall()
         return [digest_of_json([self.identity, self._files]), *map(digest_of_json, batches)]
 
     def forget(self, names: list[str]) -> int:
-        """Makes sure that no search finds these documents from now on. Returns how many documents there were."""
+        """Marks documents as forgotten: no search finds them from now on. Returns the number of documents."""
         with only_writer(self.directory), self.catalogue.change() as connection:
             count = 0
             for name in names:
@@ -201,6 +204,7 @@ class Memory:
         return count
 
     def _unknown(self, name: str, connection: sqlite3.Connection) -> str:
+        """Returns the message about a name that is not remembered."""
         names = [row[0] for row in connection.execute("SELECT name FROM documents WHERE forgotten IS NULL LIMIT 10000")]
         close = difflib.get_close_matches(name, names, 1)
         hint = f"did you mean {close[0]!r}?" if close else f"`spalm show {self.directory} --documents` lists them"
@@ -217,7 +221,7 @@ class Memory:
             return before - self._bytes()
 
     def clear_leftovers(self) -> None:
-        """Removes shard files that the catalogue does not name: what a crash left of a change that did not happen."""
+        """Removes shard files that the catalogue does not name, which are left by changes that a crash interrupted."""
         self.shards.remove_all_but(set(self.catalogue.shard_numbers()))
 
     def verify(self) -> int:
@@ -229,6 +233,7 @@ class Memory:
         return self._bytes()
 
     def _bytes(self) -> int:
+        """Returns the size of all files of the memory."""
         return sum(path.stat().st_size for path in self.directory.rglob("*") if path.is_file())
 
 

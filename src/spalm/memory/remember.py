@@ -116,7 +116,7 @@ def remember(
                 check()
 
             shards = split_rows(done, len(stream), size)
-            # In order: a run that goes on does so after the last.
+            # In order, because a resumed run goes on after the last shard.
             for part, digests in in_order(engine.run_parts(writer, shards, progress, threads=engine.threads)):
                 _add_shard(memory, batch, first_id, part, shard=writer.shard(part), digests=digests)
                 shown.say(f"{part.last:,} entries of width {memory.width}")
@@ -149,18 +149,20 @@ def _claim(memory: Memory, source: dict[str, Any], entries: int, *, restart: boo
 
 
 def _written(memory: Memory, batch: int) -> int:
+    """Returns the number of entries of a batch that are written already."""
     with memory.catalogue.read() as connection:
         return connection.execute("SELECT coalesce(sum(entries), 0) FROM shards WHERE batch = ?", [batch]).fetchone()[0]
 
 
 @dataclass(frozen=True)
 class _ShardWriter(SentByFields):
-    """Makes the keys of a part of the text, and of them a shard, which counts once the catalogue names it."""
+    """The job of encoding a text and writing a shard for each part. A shard counts once the catalogue names it."""
 
     memory: Memory
     encoder: Encoder
     stream: TokenStream
     first_shard: int
+    """Number of the first part's shard."""
 
     @property
     def gpus(self) -> int:
@@ -172,7 +174,7 @@ class _ShardWriter(SentByFields):
         return self.first_shard + part.number
 
     def __call__(self, part: JobPart, progress: ProgressCallback) -> tuple[str, str]:
-        """Returns the digests of the shard's files."""
+        """Writes the shard of a part and returns the digests of its files."""
         memory, (first, last) = self.memory, (part.first, part.last)
         keys = self.encoder.keys(self.stream, first, last, memory.keys_of, memory.width, progress=progress)
         return memory.shards.write(self.shard(part), keys, self.stream.targets(np.arange(first, last)))
@@ -181,12 +183,14 @@ class _ShardWriter(SentByFields):
 def _add_shard(
     memory: Memory, batch: int, first_id: int, part: JobPart, *, shard: int, digests: tuple[str, str]
 ) -> None:
+    """Adds a shard that was written to the catalogue."""
     with memory.catalogue.change() as connection:
         connection.execute("INSERT INTO shards VALUES (?, ?, ?, ?, ?)", [shard, batch, len(part), *digests])
         connection.execute("INSERT INTO extents VALUES (?, 0, ?, ?)", [shard, first_id + part.first, len(part)])
 
 
 def _publish(memory: Memory, batch: int, first_id: int, stream: TokenStream) -> None:
+    """Adds the documents of a batch to the catalogue, which makes them visible."""
     rows = [
         (batch, name, first_id + int(begin), int(end - begin))
         for name, begin, end in zip(stream.names, stream.begins, stream.ends)

@@ -21,10 +21,11 @@ from spalm.artifact import TEMPORARY, write_atomically
 from spalm.errors import InputError
 
 Column = Literal["keys", "tokens"]
-"""Which of a shard's two files."""
+"""Name of one of a shard's two files."""
 SHARD_BYTES = 64 << 20
 """Size of a shard's keys. A kill while remembering loses the shards being made: one, or one for each worker."""
 _SHARD_FILE = re.compile(rf"(\d{{8,}})\.(?:keys|tokens)((?:\.[0-9a-f]+)?{re.escape(TEMPORARY)})?")
+"""Name of a shard's file, finished or being written."""
 
 
 class Shards:
@@ -35,9 +36,10 @@ class Shards:
         self.formats: dict[Column, tuple[str, tuple[int, ...]]] = {"keys": ("<f2", (width,)), "tokens": ("<i4", ())}
         """Type of each column's numbers, and shape of a row."""
         self.mapped = lru_cache(maxsize=256)(self._map)
+        """Returns a shard's file as a memory-mapped array; the last ones used stay mapped."""
 
     def __reduce__(self) -> tuple:
-        """Sends the path alone to another process."""
+        """Pickles only the path and the width: another process opens the files itself."""
         return Shards, (self.folder, self.width)
 
     @property
@@ -46,16 +48,16 @@ class Shards:
         return max(1, SHARD_BYTES // (2 * self.width))
 
     def path(self, column: Column, shard: int) -> Path:
-        """Returns the path of a file."""
+        """Returns the path of one of a shard's files."""
         return self.folder / f"{shard:08d}.{column}"
 
     def bytes(self, column: Column, entries: int) -> int:
-        """Returns the size of so many entries in a file."""
+        """Returns the number of bytes that `entries` entries take in a file."""
         dtype, inner = self.formats[column]
         return entries * int(np.prod(inner, dtype=np.int64)) * np.dtype(dtype).itemsize
 
     def read(self, column: Column, shard: int, row: int, count: int) -> np.ndarray:
-        """Returns `count` rows as a copy: reading a whole memory so does not fill the process with mapped files."""
+        """Returns `count` rows as a copy, so that reading a whole memory does not leave all of its files mapped."""
         dtype, inner = self.formats[column]
         if not count:
             return np.zeros((0, *inner), dtype)
@@ -85,6 +87,7 @@ class Shards:
         return digests
 
     def _write(self, column: Column, shard: int, array: np.ndarray, mark: str) -> str:
+        """Writes one of a shard's files and returns its digest."""
         content = np.ascontiguousarray(array, self.formats[column][0]).tobytes()
         write_atomically(self.path(column, shard), content, mark=mark)
         return hashlib.sha256(content).hexdigest()
@@ -97,12 +100,14 @@ class Shards:
                 path.unlink()
 
     def _existing(self, column: Column, shard: int) -> Path:
+        """Returns the path of one of a shard's files; raises an error if the file is gone."""
         path = self.path(column, shard)
         if not path.exists():
             raise InputError(f"{path} is gone: the memory was compacted while it was read; run again")
         return path
 
     def _map(self, column: Column, shard: int) -> np.ndarray:
+        """Returns one of a shard's files as a memory-mapped array."""
         dtype, inner = self.formats[column]
         path = self._existing(column, shard)
         return np.memmap(path, dtype, "r", shape=(path.stat().st_size // self.bytes(column, 1), *inner))

@@ -44,12 +44,14 @@ def exact_search(
 
 
 def _topk(queries, keys: Vectors, count: int, parallel: ParallelMap, exclusion: QueryExclusion) -> TopK:
+    """Returns the `count` best rows of every query, found by scoring all keys."""
     # Far from the origin, products of vectors lose digits.
     centre = torch.from_numpy(queries).mean(0)
     centred = torch.from_numpy(queries) - centre
     numbers = np.arange(len(queries), dtype=np.int32)
 
     def scan(task: tuple[int, int]) -> TopK:
+        """Scores the keys of one task."""
         best = TopK(exclusion, count)
         for block in chunks(*task, _KEYS):
             block_keys = torch.from_numpy(np.asarray(keys.keys(*block))).float() - centre

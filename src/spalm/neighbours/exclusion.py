@@ -9,7 +9,7 @@ from pydantic import Field
 from spalm.settings import Settings
 
 NOT_AN_ENTRY = np.iinfo(np.int64).min // 2
-"""Stands for the id, and the document, of a query that is not in the memory: far from every real number."""
+"""Number that stands for the id, and the document, of a query that is not in the memory: far from every real number."""
 
 
 class Exclusion(Settings):
@@ -45,6 +45,7 @@ class QueryExclusion:
     own_documents: Int[np.ndarray, "n"]
     """Document number of each query; NOT_AN_ENTRY where it has none."""
     rule: Exclusion
+    """Rule that all queries follow."""
 
     @classmethod
     def nothing(cls, count: int) -> "QueryExclusion":

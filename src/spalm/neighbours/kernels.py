@@ -18,13 +18,14 @@ from spalm.memory import MISSING
 _Parameters = ParamSpec("_Parameters")
 _Result = TypeVar("_Result")
 _TILE = 64
-"""Scores that are compared with the lowest one kept before any of them is looked at: most tiles hold nothing new."""
+"""Number of scores that are compared with a query's lowest kept score together: most tiles have none above it."""
 
 
 def _compiled(function: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result]:
-    # Without the type checks in which tests may wrap it.
+    """Compiles a loop with numba when it is first called; the result is cached on disk where that is possible."""
+    # Tests may wrap the function in type checks, which numba cannot compile.
     loop: Callable[_Parameters, _Result] = inspect.unwrap(function)
-    # Infinities are used, so they are not assumed away.
+    # Not all of fastmath: scores may be infinite, so the compiler must not assume that they are finite.
     options = {"nogil": True, "fastmath": {"nnan", "nsz", "reassoc", "contract"}}
     try:
         return numba.njit(loop, cache=True, **options)
@@ -34,6 +35,7 @@ def _compiled(function: Callable[_Parameters, _Result]) -> Callable[_Parameters,
 
 @_compiled
 def _any_above(products, half_norms, bar):
+    """Returns whether any score of a tile is above `bar`."""
     found = np.int32(0)
     for j in range(len(products)):
         found |= np.int32(products[j] - half_norms[j] > bar)
@@ -83,6 +85,7 @@ _TO_SINGLE = np.float32(2.0**112)
 
 @_compiled
 def _squared_gap(half, vector):
+    """Returns the squared distance of a float16 vector, given by its bits, and a float32 vector."""
     total = np.float32(0)
     for d in range(len(vector)):
         bits = np.int32(half[d])

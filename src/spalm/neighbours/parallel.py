@@ -36,7 +36,7 @@ def serial_map(function: Callable[[Any], Any], tasks: Iterable[Any]) -> list[Any
 
 @dataclass(frozen=True)
 class Workers:
-    """What a large piece of work is divided among: threads of this process and workers of an engine."""
+    """The threads of this process and the workers of an engine, among which a large piece of work is divided."""
 
     parallel: ParallelMap = serial_map
     """Map over the threads of this process."""

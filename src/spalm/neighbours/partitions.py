@@ -23,11 +23,11 @@ from spalm.neighbours.parallel import ParallelMap
 from spalm.neighbours.vectors import Vectors, sample_vectors
 
 BEAM = 3
-"""Nearest groups with whose partitions a key is compared."""
+"""Number of nearest groups with whose partitions a key is compared."""
 NEAR = 256
-"""Nearest other partitions stored for each partition: as many as a query may visit besides its own."""
+"""Number of nearest other partitions stored for each partition: as many as a query may visit besides its own."""
 POINTS = 32
-"""Sampled keys per partition from which the centres are learned."""
+"""Number of sampled keys per partition from which the centres are learned."""
 _ENERGY = 0.95
 """Share of the keys' variance that the scanned dimensions must hold."""
 _STEP = 32
@@ -41,6 +41,7 @@ class ScanSpace:
     """The space in which keys are partitioned and scanned: their first principal axes, as many as matter."""
 
     mean: Float[np.ndarray, "full"]
+    """Mean that is subtracted from keys; zero where that is not needed."""
     rotation: Float[np.ndarray, "full width"]
     """Orthonormal columns, so no distance in this space exceeds that of the whole keys; empty: all dimensions stay."""
 
@@ -51,7 +52,7 @@ class ScanSpace:
 
     @property
     def reduced(self) -> bool:
-        """Whether it has fewer dimensions than the keys."""
+        """Whether the space has fewer dimensions than the keys."""
         return self.width < len(self.mean)
 
     def project(self, keys: Float[np.ndarray, "n full"]) -> Float[Tensor, "n width"]:
@@ -70,12 +71,15 @@ class Partitions:
     """The centres of all partitions, by groups."""
 
     space: ScanSpace
+    """Space in which the centres lie."""
     groups: Float[np.ndarray, "groups reduced"]
+    """Centres of the groups."""
     bounds: Int[np.ndarray, "groups+1"]
     """Group g has the partitions bounds[g] to bounds[g + 1] - 1."""
     centres: Float[np.ndarray, "partitions reduced"]
+    """Centres of the partitions."""
     near: Int[np.ndarray, "partitions near"]
-    """The nearest other partitions of each, nearest first."""
+    """Numbers of the other partitions nearest to each partition, nearest first."""
 
     def __len__(self) -> int:
         return len(self.centres)
@@ -114,7 +118,7 @@ class Partitions:
 
 
 def partition_size(keys: int, neighbours: int) -> int:
-    """Returns the number of keys in a partition, which grows with the memory: else partitions would become too many."""
+    """Returns the number of keys in a partition. It grows with the memory, which limits the number of partitions."""
     return max(2 * neighbours, round(384 * max(1.0, keys / 1e6) ** 0.25))
 
 
@@ -156,6 +160,7 @@ def partition_points(
     member = faiss.knn(points, groups, 1)[1][:, 0]
 
     def split(group: int) -> np.ndarray:
+        """Returns the centres of a group's partitions."""
         own = points[member == group]
         share = max(1, round(count * len(own) / len(points)))
         return _centres(own, share, seed) if len(own) else groups[group : group + 1]
@@ -168,6 +173,7 @@ def partition_points(
 
 
 def _centres(points: Float[np.ndarray, "n width"], count: int, seed: int) -> Float[np.ndarray, "count width"]:
+    """Returns the centres that k-means finds."""
     means = faiss.Kmeans(
         points.shape[1],
         min(count, len(points)),

@@ -4,6 +4,7 @@ import numpy as np
 from jaxtyping import Float
 
 _RELATIVE_SLACK = 1e-4
+"""Relative difference up to which two squared distances count as the same."""
 
 
 def recall_at_k(

@@ -1,4 +1,4 @@
-"""Files of large arrays while they are made: mapped, with room on the disk reserved, given back when read."""
+"""Large arrays in mapped files: disk space is reserved in advance, and memory is released once a file was read."""
 
 import os
 import shutil
@@ -14,8 +14,8 @@ from spalm.errors import InputError
 def map_array(path: Path, dtype: str, shape: tuple[int, ...], mode: Literal["c", "r+"] = "c") -> np.ndarray:
     """Returns an array in a file.
 
-    Mode "c" is for reading: torch wants the array writable, so a change would stay private. Mode "r+" is for writing,
-    and makes the file if there is none.
+    Mode "c" is for reading: the array is writable, as torch requires, but the file would not change. Mode "r+" is for
+    writing, and makes the file if there is none.
     """
     if not all(shape):
         path.touch()
@@ -34,19 +34,19 @@ def allocate(path: Path, size: int) -> None:
 
 
 def release(*arrays: np.ndarray) -> None:
-    """Gives the pages of mapped files back, so that what was read no longer counts as memory of this process."""
+    """Releases the pages of mapped files, so that what was read no longer counts as memory of this process."""
     for array in arrays:
         if isinstance(array, np.memmap):
             array._mmap.madvise(MADV_DONTNEED)  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def check_disk_space(directory: Path, needed: int, what: str) -> None:
-    """Raises an error unless `directory` can grow to `needed` bytes, counting those that it holds already."""
+def check_disk_space(directory: Path, needed: int, purpose: str) -> None:
+    """Raises an error unless `directory` can grow to `needed` bytes, those that it holds already included."""
     already = sum(path.stat().st_blocks * 512 for path in directory.rglob("*") if path.is_file())
     free = shutil.disk_usage(directory).free
     if needed > free + already:
         raise InputError(
-            f"{directory} has {free / 1e9:.1f} GB free, {what} needs up to {needed / 1e9:.1f} GB; "
+            f"{directory} has {free / 1e9:.1f} GB free, {purpose} needs up to {needed / 1e9:.1f} GB; "
             "make room or choose another --out"
         )
 

@@ -11,7 +11,9 @@ from spalm.errors import InputError
 from spalm.memory import MISSING, Entries, Memory
 
 KIND = "neighbours"
+"""Kind of artifact."""
 VERSION = 1
+"""Version of the files' format."""
 
 
 def id_dtype(last: int) -> str:

@@ -29,7 +29,7 @@ class TopK:
     ) -> None:
         """Scores the keys in the rows from `first_row` on for the queries with the numbers `query`.
 
-        A query may be shown a key only once.
+        No query may be given the same key twice.
         """
         exclusion = self.exclusion
         update_topk(

@@ -42,7 +42,7 @@ class Vectors(Protocol):
 def sample_vectors(
     vectors: Vectors, count: int, seed: list[int], transform: Callable[[np.ndarray], Tensor] = torch.from_numpy
 ) -> Float[np.ndarray, "about_count width"]:
-    """Returns about `count` keys, from runs of rows all over, in random order, each run transformed as it is read."""
+    """Returns about `count` keys in random order, from short runs of rows; each run is transformed as it is read."""
     random = np.random.default_rng(seed)
     runs = len(vectors) // _RUN
     chosen = np.sort(random.choice(runs, min(runs, -(-count // _RUN)), replace=False)) * _RUN

@@ -22,7 +22,7 @@ def convert_gguf(gguf: Path, folder: Path) -> None:
         return
     transformers = import_transformers()
     folder.mkdir(parents=True, exist_ok=True)
-    for old in (done, *folder.glob("*.safetensors*")):  # of another GGUF file, or half-written
+    for old in (done, *folder.glob("*.safetensors*")):  # from another GGUF file, or half-written
         old.unlink(missing_ok=True)
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)

@@ -65,7 +65,7 @@ def locate_pretrained(name: str, converted: Path) -> PretrainedFolder:
 
 
 def _download(name: str) -> Path:
-    """Returns the local folder of a model of the hub, with all files that are needed."""
+    """Downloads a model from the hub, unless it is in the cache, and returns its local folder."""
     transformers = import_transformers()
     try:
         config = transformers.utils.cached_file(name, "config.json")

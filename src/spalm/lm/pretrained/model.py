@@ -1,4 +1,4 @@
-"""Any causal language model of Hugging Face behind the interface of our own. It is frozen.
+"""Pretrained causal language models of Hugging Face, frozen, with the same interface as our own.
 
 A memory is mixed in between h_t, the last hidden state, and the probabilities, so the way from one to the other must be
 known exactly. It is the output layer, for some architectures followed by a scale or a soft cap that their configuration
@@ -85,13 +85,13 @@ class PretrainedModel:
     def target_log_probabilities(
         self, hidden: Float[Tensor, "n width"], targets: Int[Tensor, "n"]
     ) -> Float[Tensor, "n"]:
-        """Returns log p of one token a row."""
+        """Returns log p of one token for each row."""
         parts = zip(hidden.split(_ROWS), targets.split(_ROWS))
         return torch.cat([-F.cross_entropy(self.logits(rows), wanted, reduction="none") for rows, wanted in parts])
 
     @torch.inference_mode()
     def _refuse_unless_exact(self, name: str) -> None:
-        """Raises an error unless the model keeps what this module assumes of it."""
+        """Raises an error unless the model does what the module's docstring assumes."""
         tokens = torch.arange(1, 1 + _PROBE, device=self.device)[None] % self.vocabulary
         half = _PROBE // 2
         hidden = self.hidden(tokens)

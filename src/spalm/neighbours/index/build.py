@@ -1,4 +1,4 @@
-"""Building and opening: an index is made with as little effort as reaches a recall, saved, and opened again."""
+"""Builds an index and tunes its search effort to a recall, saves it, and opens it again."""
 
 import errno
 import json
@@ -24,8 +24,9 @@ from spalm.neighbours.parallel import ParallelMap, thread_map
 from spalm.neighbours.recall import recall_at_k
 
 DESCRIPTION = "index.json"
+"""File that describes an index."""
 _SAMPLE = 256
-"""Entries on which recall is measured."""
+"""Number of entries on which recall is measured."""
 _SLACK = 1e-6
 """Difference up to which two squared distances count as the same."""
 
@@ -35,6 +36,7 @@ class IndexSettings:
     """Which index to build, and how much it must find."""
 
     kind: IndexKind = "faiss"
+    """Kind of index."""
     recall: float = 0.95
     """Share of the true neighbours to be found."""
     neighbours: int = 4
@@ -45,15 +47,16 @@ class IndexSettings:
 
 @dataclass(frozen=True)
 class IndexDescription:
-    """What an index on disk says about itself."""
+    """Description of an index on disk, stored beside it."""
 
     kind: IndexKind
+    """Kind of index."""
     lineage: list[str]
     """Lineage of the memory when the index was made: an index of other keys is refused."""
     next_id: int
-    """First id that the index does not hold: it holds the entries below that were alive when it was made."""
+    """First id that the index does not hold. It holds the entries with lower ids that were alive when it was made."""
     effort: int
-    """Effort with which it is to be searched."""
+    """Effort with which the index is to be searched."""
     recall: float | None
     """Recall against exact search, on a sample of entries; None if there was nothing to find."""
 
@@ -78,7 +81,7 @@ class IndexDescription:
 
 
 class _RecallSample:
-    """A sample of entries and the distances of their true neighbours: by it, the recall of searches is measured."""
+    """A sample of entries and the distances of their true neighbours, by which the recall of searches is measured."""
 
     def __init__(self, entries: Entries, count: int, seed: int, parallel: ParallelMap):
         rows = np.sort(np.random.default_rng(seed).choice(len(entries), min(_SAMPLE, len(entries)), replace=False))
@@ -98,7 +101,7 @@ class _RecallSample:
 def make_searcher(
     memory: Memory, directory: Path, settings: IndexSettings, engine: Engine = LOCAL
 ) -> tuple[Searcher, IndexDescription]:
-    """Builds an index of the memory, with as little effort as reaches the recall, and saves it."""
+    """Builds an index of the memory, raises its effort until the recall is reached, and saves it."""
     kind, seed = settings.kind, settings.seed
     entries = memory.entries()
     if not len(entries):
@@ -130,7 +133,7 @@ def make_searcher(
 
 
 def _work(directory: Path, memory: Memory, seed: int) -> Path:
-    """Returns the folder for unfinished work, and removes those of other states of the memory."""
+    """Returns the folder for unfinished work, and removes the folders of other states of the memory."""
     wanted = directory / f"work-{digest_of_json([memory.digest, seed])[:16]}"
     for other in directory.glob("work-*"):
         if other != wanted:
@@ -140,6 +143,7 @@ def _work(directory: Path, memory: Memory, seed: int) -> Path:
 
 
 def _save(index: Index, description: IndexDescription, directory: Path) -> None:
+    """Replaces the index in a folder. The description is written last: without it, there is no index."""
     (directory / DESCRIPTION).unlink(missing_ok=True)
     for leftover in FILES:
         path = directory / leftover
@@ -152,7 +156,7 @@ def _save(index: Index, description: IndexDescription, directory: Path) -> None:
 
 
 def _last_line(error: RuntimeError) -> str:
-    """Returns the last line of a message of faiss: those before it name a place in its source."""
+    """Returns the last line of a message of faiss: the lines before it name a place in its source."""
     return str(error).strip().splitlines()[-1]
 
 

@@ -25,7 +25,9 @@ from spalm.neighbours.vectors import Vectors, sample_vectors
 IvfIndex = Any
 """A faiss.IndexIVFScalarQuantizer: faiss's stubs know only the base classes of what its functions return."""
 FILE = "index"
+"""File, or for ScaNN folder, of the index itself."""
 PARTITIONS = "partitions.safetensors"
+"""File of the partitions."""
 TRAINED = "trained"
 """File of the trained index without entries, while the index is made."""
 _AT_ONCE = 1 << 14
@@ -82,6 +84,7 @@ class FaissIndex:
         return self._index.search(self._projected(queries), count)[1]
 
     def _projected(self, keys: Float[np.ndarray, "n width"]) -> Float[np.ndarray, "n reduced"]:
+        """Returns keys in the scan space."""
         return self._partitions.space.project(keys).numpy()
 
     def save(self, folder: Path) -> None:
@@ -137,6 +140,6 @@ def fill_index(
     for first, last in chunks(part.first, part.last, _AT_ONCE):
         vectors = partitions.space.project(entries.keys(first, last)).numpy()
         member = partitions.assign(vectors).astype(np.int64)
-        ids = np.ascontiguousarray(entries.labels(first, last), np.int64)  # named: the next line does not hold it
+        ids = np.ascontiguousarray(entries.labels(first, last), np.int64)  # a variable: faiss does not keep it alive
         add_preassigned(index, vectors, member, ids)
         progress(last - first)

@@ -15,12 +15,13 @@ from spalm.neighbours.index.scann_index import IDS, LEAVES, ScannIndex
 from spalm.neighbours.vectors import Vectors
 
 IndexKind = Literal["exact", "faiss", "disk", "scann"]
+"""Name of a kind of index."""
 FILES = (FILE, LISTS, PARTITIONS, IDS, LEAVES)
 """Files that indexes of one kind or another leave in their folder."""
 
 
 class ExactIndex:
-    """No index at all: it proposes nothing and nothing can be added, so every entry is searched beside it."""
+    """No index at all: it proposes nothing and nothing can be added, so the searcher compares every entry."""
 
     effort = most_effort = 1
     on_disk = False
@@ -51,12 +52,13 @@ class ExactIndex:
 
 
 _KINDS = {"exact": ExactIndex, "faiss": FaissIndex, "disk": OnDiskIndex, "scann": ScannIndex}
+"""Class of each kind of index."""
 
 
 def build_index(kind: IndexKind, entries: Vectors, seed: int, folder: Path, engine: Engine = LOCAL) -> Index:
     """Builds an index of all entries.
 
-    `folder` is for what is too large for RAM, until the index is saved; unfinished work that is there is continued.
+    Until the index is saved, `folder` holds what is too large for RAM; unfinished work in it is continued.
     """
     if engine.separate_processes and kind != "disk":
         raise InputError(f"--kind {kind}: it is made here, in memory; leave out --engine, or give --kind disk")

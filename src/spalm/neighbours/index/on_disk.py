@@ -49,8 +49,9 @@ from spalm.neighbours.scratch_files import check_disk_space
 from spalm.neighbours.vectors import Vectors
 
 LISTS = "lists"
+"""File of the lists."""
 _PART, _MOST_PARTS = 1 << 18, 256
-"""Keys of a part, and the most parts: all of their files are open while they are merged."""
+"""Keys of a part, and largest number of parts: all of their files are open while they are merged."""
 
 
 class OnDiskIndex(FaissIndex):
@@ -63,7 +64,7 @@ class OnDiskIndex(FaissIndex):
         self._folder = folder
         self._lists_file = _MappedLists(index.invlists)
         self._added = empty_index(index.quantizer, index.d)
-        """Entries that were added since, in RAM: the lists on disk never change."""
+        """Index in RAM of the entries that were added later: the lists on disk never change."""
         self._added.sq, self._added.is_trained = index.sq, True
 
     @classmethod
@@ -109,7 +110,7 @@ class OnDiskIndex(FaissIndex):
         """Moves the lists to a folder, and writes the rest of the index there."""
         (self._folder / LISTS).replace(folder / LISTS)
         self._folder = folder
-        self._lists_file.rename(LISTS)  # a file beside the index, wherever that is
+        self._lists_file.rename(LISTS)  # without a folder: it is found beside the index
         super().save(folder)
         for name in (FILE, LISTS):
             with (folder / name).open("rb") as file:
@@ -123,7 +124,7 @@ class OnDiskIndex(FaissIndex):
             index: IvfIndex = faiss.read_index(str(folder / FILE), flags)
         lists: Any = faiss.downcast_InvertedLists(index.invlists)
         if (folder / LISTS).stat().st_size != lists.totsize:
-            raise ValueError(f"{folder / LISTS} is not as long as it was")  # to read beyond its end would be a crash
+            raise ValueError(f"{folder / LISTS} is not as long as it was")  # reading beyond its end would be a crash
         return cls(index, Partitions.load(folder / PARTITIONS), folder)
 
 
@@ -161,13 +162,16 @@ class FillJob(SentByFields):
     """The job of sorting keys into the lists of their partitions, a file for each part."""
 
     entries: Vectors
+    """Entries of the memory."""
     folder: Path
+    """Folder of the trained index and the partitions, to which the parts' files are written."""
 
     @cached_property
     def _partitions(self) -> Partitions:
         return Partitions.load(self.folder / PARTITIONS)
 
     def __call__(self, part: JobPart, progress: ProgressCallback) -> None:
+        """Writes the lists of a part to its file."""
         index: IvfIndex = faiss.read_index(str(self.folder / TRAINED))
         fill_index(index, self._partitions, self.entries, part, progress)
         content = faiss.VectorIOWriter()

@@ -1,4 +1,4 @@
-"""The index of ScaNN, the paper's library: a tree of leaves, codes within them, re-ranked."""
+"""The index of ScaNN, the paper's library: a tree whose leaves hold codes; the best candidates are re-ranked."""
 
 import json
 from pathlib import Path
@@ -72,6 +72,7 @@ class ScannIndex:
 
 
 def _scann() -> Any:
+    """Imports ScaNN; raises an error if it is not installed."""
     try:
         from scann.scann_ops.py import scann_ops_pybind  # pyright: ignore[reportMissingImports]
     except ImportError:

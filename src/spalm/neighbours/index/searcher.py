@@ -1,4 +1,4 @@
-"""Search of a memory for live queries, through any index: results are alive, in order, and by whole keys.
+"""Search of a memory for live queries, through any index: results are live entries, ordered by whole keys.
 
 Entries that were remembered after the index was made are searched exactly beside it, and forgotten ones are dropped:
 an index need not be up to date for results to be right.
@@ -15,9 +15,9 @@ from spalm.neighbours.index.contract import Index
 from spalm.neighbours.parallel import ParallelMap, chunks, serial_map
 
 _MARGIN = 16
-"""Candidates beyond those wanted: for forgotten ones, and for those that codes put in the wrong order."""
+"""Candidates requested beyond those wanted, to replace forgotten ones and those that codes put in the wrong order."""
 _MOST = 1 << 16
-"""Candidates that are requested at most, however many of them are dead."""
+"""Largest number of candidates that are requested, however many of them are dead."""
 _BLOCK = 1 << 16
 """Entries that are added to an index at a time."""
 
@@ -61,8 +61,8 @@ class Searcher:
             if self.index.on_disk:
                 self._fetch(every, entries)
             ids[pending], distances[pending] = _rank(queries[pending], every, count, entries, excluded[pending])
-            # A query that found too little, though as many candidates as requested were proposed, met mostly entries
-            # that are dead or that it must not find: it requests more.
+            # If a query found too little although the index proposed as many candidates as requested, most of these
+            # were dead or excluded: it requests more.
             short = (ids[pending] == MISSING).any(1) & ((proposed != MISSING).sum(1) >= wanted)
             if not short.any() or proposed.shape[1] < wanted or wanted >= _MOST:
                 return ids, distances
@@ -86,8 +86,8 @@ class Searcher:
     def catch_up(self) -> bool:
         """Adds to the index what was remembered since it was made, and deletes from it what was forgotten.
 
-        Returns False if nothing can be added to this kind of index: then it should be built again when too much is
-        searched beside it.
+        Returns False if nothing can be added to this kind of index: then it should be built again when too many entries
+        have to be searched exactly.
         """
         entries = self.memory.entries()
         end = len(entries)
@@ -101,7 +101,7 @@ class Searcher:
 
 
 class _RowRange:
-    """The rows of a memory from `first` to `last` - 1; they implement `Vectors`."""
+    """The rows of a memory from `first` to `last` - 1, with the interface `Vectors`."""
 
     def __init__(self, entries: Entries, first: int, last: int):
         self._entries, self._first, self._last = entries, first, last

@@ -21,7 +21,7 @@ from spalm.neighbours.vectors import Vectors
 PART = 1 << 16
 """Rows of one file."""
 _AT_ONCE = 1 << 14
-"""Rows that are held at a time: fixed, so that results do not depend on who computes them."""
+"""Rows that are held at a time: fixed, so that results do not depend on how the work is divided."""
 
 
 @dataclass(frozen=True)
@@ -29,9 +29,11 @@ class AssignedRows:
     """Consecutive rows with their partitions, in the order of the vectors."""
 
     partition: Int[np.ndarray, "rows"]
+    """Partition of each row."""
     half_norms: Float[np.ndarray, "rows"]
+    """|k|^2 / 2 of each row in the scan space."""
     scan: Float[np.ndarray, "rows width"]
-    """Vectors in the scan space; of no width where whole keys are scanned."""
+    """Vectors in the scan space; without columns where whole keys are scanned."""
 
 
 @dataclass(frozen=True)
@@ -41,9 +43,11 @@ class AssignmentJob(SentByFields):
     vectors: Vectors
     partitions: Partitions
     folder: Path
+    """Folder of the files."""
 
     @property
     def _scan_width(self) -> int:
+        """Dimensions of the vectors in the files; 0 where whole keys are scanned."""
         return self.partitions.space.width if self.partitions.space.reduced else 0
 
     def run(self, workers: Workers, progress: ProgressCallback) -> None:
@@ -56,11 +60,13 @@ class AssignmentJob(SentByFields):
             pass
 
     def __call__(self, part: JobPart, progress: ProgressCallback) -> None:  # noqa: ARG002
+        """Writes the file of a part."""
         pieces = [self._assign(*rows) for rows in chunks(part.first, part.last, _AT_ONCE)]
         content = b"".join(piece.tobytes() for column in zip(*pieces) for piece in column)
         write_atomically(self.folder / part.file_name, content, mark=f".{secrets.token_hex(4)}", sync=False)
 
     def _assign(self, first: int, last: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Returns the partitions, half norms and vectors in the scan space of rows [first, last)."""
         vectors = self.partitions.space.project(self.vectors.keys(first, last))
         rounded = vectors.half() if self._scan_width else torch.zeros(len(vectors), 0).half()
         vectors = rounded.float() if self._scan_width else vectors
@@ -89,6 +95,6 @@ class AssignmentJob(SentByFields):
         return count
 
     def _overlaps(self, first: int, last: int) -> Iterator[tuple[JobPart, int, int]]:
-        """Yields the files that hold rows [first, last), and which of their rows these are."""
+        """Yields the parts that hold rows [first, last), each with the range of those rows within the part."""
         for part in split_rows(0, len(self.vectors), PART)[first // PART : -(-last // PART)]:
             yield part, max(first, part.first) - part.first, min(last, part.last) - part.first

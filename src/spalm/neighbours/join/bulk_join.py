@@ -51,12 +51,15 @@ class SplitNeighbours:
     """The finished neighbours of a split's positions, and how they were found."""
 
     ids: Int[np.ndarray, "positions count"]
+    """Entry ids of the neighbours, nearest first; MISSING where there is none."""
     distances: Float[np.ndarray, "positions count"]
+    """Squared distances of the neighbours; infinite where there is none."""
     plan: JoinPlan
+    """How thoroughly the join has searched."""
     recall: float
-    """Recall, measured on a sample."""
+    """Recall, measured on a sample of the positions."""
     judged: int
-    """Number of positions in that sample."""
+    """Number of positions in the sample."""
 
 
 class BulkJoin:
@@ -79,7 +82,7 @@ class BulkJoin:
 
     @property
     def slots(self) -> int:
-        """Number of workers of all machines."""
+        """Number of workers on all machines together."""
         return max(1, self.engine.total_cores * self.budget.workers // self.engine.cores)
 
     @property
@@ -88,7 +91,10 @@ class BulkJoin:
         return min(self.budget.workers, available_cores())
 
     def announce(self, own: int, others: int = 0) -> None:
-        """Prints what the neighbours of `own` entries and `others` will cost; raises an error if they do not fit."""
+        """Prints the expected cost of a join for `own` queries that are entries and `others` that are not.
+
+        Raises an error if the disk is too small for it.
+        """
         settings, width = self.settings, self.entries.width
         table = 12 * (own * settings.count + others * settings.held_out)
         load = JoinWorkload(keys=len(self.entries), own=own, others=others, width=width, table_bytes=table)
@@ -111,10 +117,11 @@ class BulkJoin:
 
     @property
     def facts(self) -> dict[str, int]:
-        """What the manifest says of the partitions."""
+        """Facts about the partitions that the table's manifest keeps."""
         return {"partitions": len(self.partitions), "scan_width": self.partitions.space.width}
 
     def _partition_on_disk(self, vectors: Vectors, name: str, parallel: ParallelMap) -> None:
+        """Makes the partitioned layout of vectors in the folder `name`."""
         with bar(f"put {name} in order", 2 * len(vectors)) as shown:
             partition_on_disk(
                 vectors,
@@ -126,6 +133,7 @@ class BulkJoin:
             )
 
     def _partitions(self, parallel: ParallelMap) -> Partitions:
+        """Returns the partitions; learns them first unless an earlier run has left them."""
         path = self.work / "partitions.safetensors"
         if not path.exists():
             count = max(1, len(self.entries) // partition_size(len(self.entries), self.settings.count))
@@ -135,7 +143,7 @@ class BulkJoin:
     def find(
         self, name: str, positions: int, count: int, *, first_id: int | None = None, queries: Vectors | None = None
     ) -> SplitNeighbours:
-        """Finds the `count` neighbours of `positions` queries: entries from `first_id` on, or vectors of their own."""
+        """Finds the `count` neighbours of `positions` queries: entries from `first_id` on, or the vectors `queries`."""
         last_id = int(self.entries.labels(len(self.entries) - 1, len(self.entries))[0])
         exclusion = Exclusion(window=self.settings.window, document=self.settings.document)
         with thread_map(self._threads_here) as parallel:
@@ -163,9 +171,9 @@ class BulkJoin:
             if tuned.recall < self.settings.recall:
                 wanted = self.settings.recall
                 say(f"{name}: a recall of {wanted} is out of reach, {tuned.recall:.3f} is what can be had")
-            room = self.budget.queries(self.partitions.space.width, tuned.plan.kept, tuned.visits)
+            fitting = self.budget.queries(self.partitions.space.width, tuned.plan.kept, tuned.visits)
             fair = max(1000, math.ceil(task.queries.count / (2 * self.slots)))
-            blocks = chunks(0, len(task.queries.vectors), min(room, fair))
+            blocks = chunks(0, len(task.queries.vectors), min(fitting, fair))
             write_json(path, {"plan": asdict(tuned.plan), "blocks": blocks})
         stored = json.loads(path.read_text())
         return JoinPlan(**stored["plan"]), [JobPart(number, *block) for number, block in enumerate(stored["blocks"])]
@@ -194,28 +202,36 @@ class _TableFiles:
     """The files of a split's neighbour table while it is made."""
 
     folder: Path
+    """Folder of the files."""
     name: str
+    """Name of the split."""
     positions: int
+    """Number of positions."""
     count: int
+    """Number of neighbours of each position."""
     id_dtype: str
+    """Type of the entry ids."""
 
     def open(self, mode: Literal["c", "r+"] = "c") -> tuple[np.ndarray, np.ndarray]:
+        """Returns the ids and the distances as mapped arrays."""
         shape = (self.positions, self.count)
         ids, distances = (map_array(path, dtype, shape, mode) for path, dtype, _ in self._files())
         return ids, distances
 
     def write(self, positions: Int[np.ndarray, "queries"], found: Neighbours) -> None:
+        """Writes the neighbours of these positions."""
         ids, distances = self.open("r+")
         ids[positions], distances[positions] = found.ids, found.distances
 
     def _files(self) -> list[tuple[Path, str, float]]:
-        """Returns path, type, and the value that stands for no neighbour."""
+        """Returns path, type, and the value that means no neighbour, of each file."""
         return [
             (self.folder / f"{self.name}.ids", self.id_dtype, MISSING),
             (self.folder / f"{self.name}.distances", "<f4", np.inf),
         ]
 
     def make(self) -> None:
+        """Makes the files that are missing, without any neighbours."""
         for path, dtype, nothing in self._files():
             if not path.exists():
                 unfinished = path.with_name(path.name + TEMPORARY)
@@ -224,6 +240,7 @@ class _TableFiles:
                 unfinished.rename(path)
 
     def sync(self) -> None:
+        """Waits until the files are on disk."""
         for path, _, _ in self._files():
             with path.open("rb") as file:
                 os.fsync(file.fileno())

@@ -9,14 +9,15 @@ from spalm.compute import Engine, half_of_machine_ram
 from spalm.errors import InputError
 
 _LEAST_RAM = 512 << 20
+"""Bytes of RAM that each worker needs at least."""
 _MOST_QUERIES = 250_000
-"""Queries of a block at most: more of them share a visit to a partition, fewer are lost when a run is killed."""
+"""Largest number of queries in a block: more of them share a visit to a partition, but more are lost by a kill."""
 GFLOPS = 97.0
 """Speed of the core on which the constants below were measured, in the products of `gflops_of_a_core`."""
 _MICROSECONDS, _MICROSECONDS_PER_DIMENSION = 22.0, 0.018
 """Time of one core for a query and its share of the preparations, at a million keys and a recall of 0.95."""
 _PRODUCTS = 0.5
-"""Share of that time that faster products shorten."""
+"""Share of a query's time that gets shorter with faster matrix products."""
 GROWTH = 0.15
 """Exponent by which the work of a query grows with the number of keys."""
 
@@ -26,13 +27,15 @@ class RamBudget:
     """RAM for the part of the join that one machine does, and the workers that share it."""
 
     ram: int
+    """Bytes of RAM."""
     workers: int
+    """Number of workers."""
     processes: bool = False
     """Whether workers are processes: then each has its own mapped files and libraries."""
 
     @classmethod
     def of(cls, ram: int | None, engine: Engine) -> "RamBudget":
-        """Returns the budget of `ram` bytes (default: half of this machine's), for as many cores as that suffices."""
+        """Returns the budget of `ram` bytes (default: half of this machine's), for as many workers as can share it."""
         ram = half_of_machine_ram() if ram is None else ram
         workers = engine.cores if engine.requested_threads == engine.cores else min(engine.cores, ram // _LEAST_RAM)
         return cls(ram, max(1, workers), processes=engine.separate_processes)
@@ -78,7 +81,7 @@ class JoinWorkload:
     own: int
     """Number of queries that are entries."""
     others: int
-    """Number of queries that are not entries: they are copied, too."""
+    """Number of queries that are not entries: their vectors are copied, too."""
     width: int
     """Dimensions of a key."""
     table_bytes: int
@@ -90,11 +93,13 @@ class JoinEstimate:
     """Time and disk space that a join is expected to take."""
 
     seconds: float
+    """Seconds that the join will take."""
     disk: int
+    """Bytes on disk that the join will need."""
 
     @classmethod
     def of(cls, load: JoinWorkload, recall: float, workers: int) -> "JoinEstimate":
-        """Returns the estimate for so many workers on cores like this one."""
+        """Returns the estimate for a number of workers, each on a core like this machine's."""
         slower = 1 - _PRODUCTS + _PRODUCTS * GFLOPS / gflops_of_a_core()
         seconds = core_seconds(load.keys, load.own + load.others, load.width, recall) * slower / workers
         # Whole keys and half as much for the scan, twice while they are ordered; labels, documents, norms, partitions.
@@ -122,7 +127,7 @@ def gflops_of_a_core() -> float:
 
 
 def format_seconds(seconds: float) -> str:
-    """Returns a duration for people, such as 40 s, 7 min or 2.5 h."""
+    """Returns a duration as text, such as 40 s, 7 min or 2.5 h."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -1,4 +1,4 @@
-"""Exact neighbours of a few queries of a join, without comparing every key: what cannot be near is skipped."""
+"""Exact neighbours of a few queries of a join, without comparing every key: keys that cannot be near are skipped."""
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ _PARTITIONS = 64
 _WHOLE = 1024
 """Whole keys that are compared at a time."""
 _DIRECT = "donot_use_mm_for_euclid_dist"
+"""Mode in which torch.cdist computes distances from differences instead of products."""
 
 
 def exact_neighbours(
@@ -27,9 +28,9 @@ def exact_neighbours(
     K keys of each query are known to lie `within` these squared distances. The keys come nearest first; the rank is the
     number of keys that are nearer in the scan space.
 
-    Two bounds are used: nothing behind a border is nearer than the border, and nothing is nearer than it is in the
-    scan space, whose axes are only some of the keys'. What passes both is compared whole. The result is exact, but for
-    the few keys that are not in the partition nearest to them, because only those of BEAM groups were compared.
+    Two bounds are used: nothing behind a border is nearer than the border, and no key is nearer than it is in the scan
+    space, which has only some of the keys' axes. Keys that pass both are compared whole. The result is exact, except
+    for the few keys that are not in the partition nearest to them, because only those of BEAM groups were compared.
     """
     count = join.plan.neighbours
     queries, exclusion = join.queries.vectors, join.queries.exclusion(rows, join.exclusion)
@@ -44,20 +45,21 @@ def exact_neighbours(
     scan, own = queries.scan(rows), queries.partition_of(rows)
     own_centres = join.centres[own]
     squares = scan.square().sum(1)
-    # In half precision, a little further than `within` may be nearer.
+    # In half precision, a key that seems a little further than `within` may in truth be nearer.
     furthest = torch.from_numpy(within * (1 + _ROUNDING)) + _ROUNDING * squares
     thresholds = ((squares - furthest) / 2).numpy()
     to_own = (scan - own_centres).square().sum(1)
 
     def may_find(first: int, last: int) -> Bool[np.ndarray, "n partitions"]:
-        """Returns whether the borders to partitions lie near enough."""
+        """Returns whether each query's borders to partitions [first, last) lie near enough."""
         centres = join.centres[first:last]
-        # Not by products of vectors: of centres that nearly coincide, those give a distance of nothing.
+        # Not from products of vectors, which give centres that nearly coincide a distance of zero.
         to_others, apart = (torch.cdist(points, centres, compute_mode=_DIRECT) for points in (scan, own_centres))
         too_far = to_others.square() - to_own[:, None] > 2 * apart * furthest.sqrt()[:, None]
         return ~too_far.numpy() | (own[:, None] == np.arange(first, last))
 
     def search(task: tuple[int, int]) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Returns query, row, squared distance and score of the keys in a task's partitions that pass both bounds."""
         near_enough = may_find(*task)[known]
         parts = [(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.float32))]
         for partition in range(*task):
@@ -87,7 +89,7 @@ def exact_neighbours(
 
 
 def _ranks(query: Int[np.ndarray, "n"], by: Float[np.ndarray, "n"], row: Int[np.ndarray, "n"]) -> Int[np.ndarray, "n"]:
-    """Returns the place of each among those of the same query, in rising order of `by`."""
+    """Returns the rank of each key among those of the same query, in rising order of `by`."""
     order = np.lexsort((row, by, query))
     ranks = np.empty(len(query), np.int64)
     ranks[order] = np.arange(len(query)) - np.searchsorted(query[order], query[order])

@@ -30,16 +30,19 @@ class JoinInputs(SentByFields):
     """Keys and queries of a join, as files in the partitioned layout."""
 
     work: Path
+    """Folder of the files."""
     name: str
     """Name of the queries. Queries that are entries have no files of their own."""
     partitions: Partitions
+    """Partitions by which the files are laid out."""
     width: int
+    """Dimensions of a key."""
     first_id: int | None
     """Entry id of the query at position 0; None where the queries are not entries."""
     count: int
     """Number of queries."""
     room: int
-    """Bytes of mapped files in RAM at a time."""
+    """Bytes of mapped files that may be in RAM at a time."""
 
     @cached_property
     def keys(self) -> PartitionedVectors:
@@ -53,10 +56,11 @@ class JoinInputs(SentByFields):
         return JoinQueries(own, self.first_id, self.count)
 
     def task(self, neighbours: int, exclusion: Exclusion) -> JoinTask:
-        """Returns the task of finding so many neighbours of every query."""
+        """Returns the task of finding this many neighbours of every query."""
         return JoinTask(self.keys, self.queries, neighbours, exclusion)
 
     def _open(self, name: str) -> PartitionedVectors:
+        """Opens the keys, or the queries called `name`."""
         room = self.room // (2 if self.first_id is None else 1)  # keys and queries share it
         return PartitionedVectors(self.work / name, self.partitions, self.width, room)
 
@@ -66,8 +70,11 @@ class JoinJob(SentByFields):
     """The job of finding the neighbours of every query, a file for each block of queries."""
 
     inputs: JoinInputs
+    """Keys and queries."""
     plan: JoinPlan
+    """How thoroughly the join searches."""
     exclusion: Exclusion
+    """Rule by which entries are excluded from their own neighbours."""
 
     @property
     def folder(self) -> Path:

@@ -32,9 +32,9 @@ _COMPARED = 1 << 14
 _SCORES = 1 << 18
 """Scores that are held at a time: few enough to be in the cache when they are compared."""
 FIRST_REACH = 0.1
-"""Reach of a first round: its finds bring r down, so that the second round has fewer borders to cross."""
+"""Reach of a first round: the neighbours found in it make r smaller, so that the second round crosses fewer borders."""
 _VISITS_WITHOUT_RADIUS = 16
-"""Partitions visited by a query whose own partition holds too few neighbours to tell how far away they are."""
+"""Partitions visited by a query whose own partition holds fewer than K neighbours, so that r is not known."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +56,7 @@ class JoinQueries:
     """The queries of a join, in the partitioned layout, and which entries of the memory they are."""
 
     vectors: PartitionedVectors
+    """Vectors among which the queries are."""
     first_id: int | None
     """Entry id of the query at position 0; None where the queries are not entries."""
     count: int
@@ -77,10 +78,13 @@ class JoinTask:
     """What a join has to find: K neighbours of every query among the keys."""
 
     keys: PartitionedVectors
+    """Keys to search."""
     queries: JoinQueries
+    """Queries whose neighbours are wanted."""
     neighbours: int
     """Number of neighbours: K."""
     exclusion: Exclusion
+    """Rule by which entries are excluded from their own neighbours."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +102,9 @@ class Visits:
     """Which queries visit which partitions, in the order of the partitions."""
 
     query: Int[np.ndarray, "n"]
+    """Number of the visiting query."""
     partition: Int[np.ndarray, "n"]
+    """Number of the visited partition."""
     margin: Float[np.ndarray, "n"]
     """Distance of the query to the partition's border."""
 
@@ -123,8 +129,8 @@ class Join:
         """Returns the positions and neighbours of the queries among rows [first, last)."""
         rows = np.arange(first, last)
         positions = self.queries.positions(rows)
-        asked = (positions >= 0) & (positions < self.queries.count)
-        return positions[asked], self.neighbours_of(rows[asked])
+        is_query = (positions >= 0) & (positions < self.queries.count)
+        return positions[is_query], self.neighbours_of(rows[is_query])
 
     def neighbours_of(self, rows: Int[np.ndarray, "queries"]) -> Neighbours:
         """Returns the neighbours of the queries in these rows, which must rise."""

@@ -72,7 +72,7 @@ class PartitionedVectors:
     def squared_distances(
         self, vectors: Float[np.ndarray, "n width"], rows: Int[np.ndarray, "n count"]
     ) -> Float[np.ndarray, "n count"]:
-        """Returns the distances of vectors to the whole keys of their rows; infinite where a row is MISSING."""
+        """Returns squared distances of vectors to the whole keys of their rows; infinite where a row is MISSING."""
         self._touch(np.size(rows), 2 * self.width)
         found = np.empty(rows.shape, np.float32)
         squared_distances(self.whole.view(np.uint16), rows, vectors, found)
@@ -99,7 +99,7 @@ class PartitionedVectors:
         return torch.from_numpy(self._scan[rows]).float()
 
     def _touch(self, rows: int, row_bytes: int) -> None:
-        """Counts what is read, and gives the mapped pages back when they may have become too many."""
+        """Counts the bytes that are read, and releases the mapped pages when they may have become too many."""
         self._touched += rows * row_bytes
         if self._touched > self._room:
             release(*self._mapped.values())
@@ -137,7 +137,7 @@ def partition_on_disk(
 
 
 class _MoveState:
-    """How many rows the second pass has moved; `fresh` where no earlier work can be relied on."""
+    """The number of rows that the second pass has moved; `fresh` if there is no earlier work to rely on."""
 
     def __init__(self, path: Path):
         self._path = path
@@ -147,11 +147,12 @@ class _MoveState:
         self.fresh, self.moved = not found, found.get("moved", 0)
 
     def save(self) -> None:
+        """Writes the state to its file."""
         write_json(self._path, {"moved": self.moved, "boot": boot_id()})
 
 
 class _RowMover:
-    """The second pass: writes every row to its place."""
+    """The second pass of the partitioned layout: writes every row to its place."""
 
     def __init__(self, job: AssignmentJob, directory: Path, block: int, parallel: ParallelMap):
         self.job, self.vectors, self.partitions = job, job.vectors, job.partitions
@@ -183,7 +184,7 @@ class _RowMover:
     def _write(self, name: str, source: np.ndarray, order: np.ndarray, target: np.ndarray) -> None:
         """Puts source[order] into the file `name` at the rows `target`, which rise.
 
-        By writes of runs of rows, not through a mapping: that would fault in every page of the file for every block.
+        Runs of rows are written directly: a mapping would fault in every page of the file for every block.
         """
         row_bytes = source.dtype.itemsize * int(np.prod(source.shape[1:], dtype=np.int64))
         path = self.directory / name
@@ -205,6 +206,7 @@ class _RowMover:
 
 
 def _write_all(file: int, rows: np.ndarray, offset: int) -> None:
+    """Writes all bytes of `rows` at an offset, by as many system calls as that takes."""
     left = rows.data.cast("B")
     while left:
         written = os.pwrite(file, left, offset)

@@ -19,11 +19,14 @@ _PART = 1 << 16
 
 @dataclass(frozen=True)
 class EncodedQueries:
-    """The keys of every position of a split, in files; they implement `Vectors`."""
+    """The keys of every position of a split, in files, with the interface `Vectors`."""
 
     folder: Path
+    """Folder of the files."""
     count: int
+    """Number of queries."""
     width: int
+    """Dimensions of a key."""
     size: int
     """Queries of one file."""
 
@@ -72,6 +75,8 @@ def encode_queries(encoder: Encoder, memory: Memory, text: TokenSplit, folder: P
 
 @dataclass(frozen=True)
 class _EncodingJob(SentByFields):
+    """The job of making the keys of a split, a file for each part."""
+
     encoder: Encoder
     memory: Memory
     text: TokenSplit

@@ -81,7 +81,7 @@ def find_neighbours(
 def _neighbours_of_split(
     join: BulkJoin, text: TokenSplit, memory: Memory, encoder: Encoder, source: dict[str, Any]
 ) -> SplitNeighbours:
-    """Finds the neighbours of a split, whose `source` tells whether its positions are entries of the memory."""
+    """Finds the neighbours of a split. Its positions are entries if the memory holds its `source`."""
     first_id, name, settings = memory.first_id(source), text.split, join.settings
     if first_id is None:
         queries = encode_queries(encoder, memory, text, join.work / f"{name}.queries", join.engine)

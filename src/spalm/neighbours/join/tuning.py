@@ -1,4 +1,4 @@
-"""Tuning of the join: how far it must search for the recall that is asked for, found on a sample of its own queries."""
+"""Tuning of the join: how far it must search for the recall that is asked for, measured on a sample of its queries."""
 
 import math
 from dataclasses import dataclass, replace
@@ -14,7 +14,7 @@ from spalm.neighbours.partitions import NEAR
 from spalm.neighbours.recall import recall_at_k
 
 SAMPLE = 2048
-"""Queries judged by exact search: with K = 4 a recall of 0.95 is known to about a third of a percent."""
+"""Number of queries in the sample: with K = 4 a recall of 0.95 is known to about a third of a percent."""
 _KEPT = (1, 1.5, 2, 3, 4, 6, 8, 12, 16)
 """Candidates compared by whole keys, in multiples of K, where the scan has fewer dimensions."""
 _SLACK = 1e-4
@@ -22,14 +22,14 @@ _SLACK = 1e-4
 _NEAR = (32, 64, 128, NEAR)
 """Numbers of near partitions that are tried."""
 _FURTHER = 1.1
-"""Factor by which the reach grows if the sample was not found as predicted."""
+"""Factor by which the reach grows if the recall on the sample is lower than predicted."""
 _FETCHING = 16
-"""Cost of a dimension of a candidate's whole key, in dimensions of a scanned key: it is fetched from anywhere."""
+"""Cost of a dimension of a whole key, in dimensions of a scanned key: whole keys are fetched from all over the file."""
 
 
 @dataclass(frozen=True)
 class RecallSample:
-    """A sample of a join's queries whose true neighbours are known: by it, recall is measured."""
+    """A sample of a join's queries whose true neighbours are known, by which recall is measured."""
 
     rows: Int[np.ndarray, "sample"]
     """Rows of the sampled queries, rising."""
@@ -44,7 +44,7 @@ class RecallSample:
     def of(cls, task: JoinTask, seed: int, parallel: ParallelMap) -> "RecallSample":
         """Draws a sample and finds its true neighbours."""
         rows = _draw(task.queries, np.random.default_rng(seed))
-        # Any K entries bound how far away the K nearest are.
+        # The K nearest are no further away than any other K entries.
         join = Join(task, JoinPlan(task.neighbours, task.neighbours, NEAR, FIRST_REACH))
         return cls(rows, *exact_neighbours(join, rows, join.neighbours_of(rows).distances[:, -1], parallel))
 
@@ -68,7 +68,9 @@ class TunedPlan:
     """A plan and what it achieves on the sample."""
 
     plan: JoinPlan
+    """How thoroughly the join searches."""
     recall: float
+    """Recall on the sample."""
     visits: float
     """Number of partitions that a query visits besides its own, on average."""
 
@@ -76,8 +78,8 @@ class TunedPlan:
 def tune_join(task: JoinTask, sample: RecallSample, target: float) -> TunedPlan:
     """Returns the cheapest plan that finds `target` of the sample's neighbours; if there is none, the most thorough.
 
-    Where the true neighbours lie tells how many near partitions a query must consider, how far it must reach, and how
-    many candidates must be compared whole.
+    The places of the true neighbours show how many near partitions a query must consider, how far it must reach, and
+    how many candidates must be compared whole.
     """
     keys, exist = task.keys, sample.true != MISSING
     places = _Places.of(task, sample)
@@ -104,7 +106,7 @@ def _reach(
 ) -> float:
     """Returns the least reach at which the share of neighbours found is `wanted` plus one standard error.
 
-    If that is more than can be found at all, it stops a little short of what can: the last few cost the most.
+    If fewer can be found at all, the aim is a little less than what can: the last few cost the most.
     """
     reach = 1.0
     attainable = ((needed < 1) & exist).sum() / max(1, exist.sum())
@@ -131,6 +133,7 @@ class _Places:
 
     @classmethod
     def of(cls, task: JoinTask, sample: RecallSample) -> "_Places":
+        """Measures the places after a first round of the join."""
         join, queries = Join(task, JoinPlan(task.neighbours, task.neighbours, NEAR, 1.0)), task.queries.vectors
         own = queries.partition_of(sample.rows)
         vectors, best = queries.scan(sample.rows), join.new_topk(sample.rows)
@@ -157,4 +160,5 @@ class _Places:
 
 
 def _share(rank: np.ndarray, near: int) -> float:
+    """Returns the share of the ranks that are below `near`."""
     return float((rank < near).mean()) if rank.size else 1.0
