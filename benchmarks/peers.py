@@ -32,6 +32,7 @@ class Truth:
 
     @classmethod
     def of(cls, keys: np.ndarray, neighbours: int, count: int, seed: int) -> "Truth":
+        """Returns the truth for `count` random queries, by exact search."""
         rows = np.sort(np.random.default_rng(seed).choice(len(keys), count, replace=False))
         ids = faiss.knn(keys[rows], keys, neighbours + 1)[1]
         return cls(rows, np.sort(_distances(keys, rows, without_itself(ids, rows)), axis=1)[:, -1])

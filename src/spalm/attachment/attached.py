@@ -1,4 +1,4 @@
-"""A frozen, pretrained language model with its memory, as it lies on disk.
+"""A frozen, pretrained language model with its memory, on disk.
 
 DIR/attached.json    which model the memory is attached to, and the settings
 DIR/model            the model, if it had to be converted

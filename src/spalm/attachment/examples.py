@@ -87,7 +87,7 @@ def _question_examples(
     """Returns short pieces from within training documents, read as if they were the beginning of a text.
 
     For held-out text the memory never holds the very same words; for a question about its documents it does. Without
-    these examples the mixture would not trust a fact that stands in only one document.
+    these examples the mixture would not trust a fact that occurs in only one document.
     """
     random = np.random.default_rng(settings.seed)
     starts = random.integers(

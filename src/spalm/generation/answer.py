@@ -71,7 +71,7 @@ class GeneratedToken:
 
 @dataclass(frozen=True)
 class Chunk:
-    """What one step adds to an answer: text that is certain, and the tokens that ended with it."""
+    """One step of a streamed answer: the text that is certain by then, and the tokens that end with it."""
 
     text: str = ""
     tokens: list[GeneratedToken] = field(default_factory=list)

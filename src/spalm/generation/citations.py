@@ -1,4 +1,4 @@
-"""Where generated text comes from.
+"""Citations: the documents of the memory that generated text comes from.
 
 The memory's share in a token is what it added to its probability: lambda p_kNN(w) / p(w). The memory decided a token if
 its share is more than half; such tokens in a row are one citation, and its sources are the documents of the neighbours

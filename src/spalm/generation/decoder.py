@@ -78,6 +78,7 @@ class Decoder:
         return self.model.combiner.combine(self.model.network, encoded.hidden, retrieved), retrieved
 
     def _retrieve(self, encoded: EncodedTokens, last: int) -> Retrieved:
+        """Returns neighbours: searched for or, where the policy expects little of that, advanced from the last ones."""
         model = self.model
         if model.policy is None or float(model.policy(encoded.hidden)) > model.threshold:
             return model.search(encoded.keys)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from spalm.corpus import Tokeniser
 
 _BROKEN = "\ufffd"
-"""Stands for a character whose bytes are not complete."""
+"""Replacement character, which the tokeniser decodes in place of incomplete bytes."""
 
 
 class IncrementalDetokeniser:

@@ -46,7 +46,7 @@ class Model:
     threshold: float = ALWAYS_SEARCH
     """Expected gain above which a position is searched."""
 
-    # What it is used for
+    # Uses of a model
 
     def generate(
         self, prompt: str, *, memory: bool = True, cite: bool = True, **sampling: Unpack[SamplingOptions]
@@ -73,7 +73,7 @@ class Model:
     def score(self, text: str) -> Score:
         """Returns the log-probability of every token of a text, and its perplexity, with and without the memory.
 
-        Every position is searched, whatever the policy says.
+        Every position is searched; the search policy is not used.
         """
         stream = stream_of_text(text, "text", self.tokeniser)
         if not len(stream):
@@ -107,7 +107,7 @@ class Model:
         """The documents of the memory: `add`, `forget`, `documents`."""
         return DocumentService(self.models)
 
-    # What it is made of
+    # Parts of a model
 
     @property
     def network(self) -> LanguageModel:

@@ -102,7 +102,7 @@ class FinishedRun:
         return found.get(self.memory_length) or next(iter(found.values()))  # the transformer has one length only
 
     def records(self, row: RowName) -> Records:
-        """Returns a row's scores of every position; refuses scores that are not those of the results."""
+        """Returns a row's scores of every position; refuses scores that changed since the results were written."""
         folder = self.result(row)["evaluation"]
         found = Records(self.directory / folder)
         if found.digest != self._digests[folder]:

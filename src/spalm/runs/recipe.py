@@ -38,7 +38,7 @@ class Recipe(Settings):
     """The settings of a whole run, from the text to the table of results."""
 
     title: str
-    """What the recipe is, in a line."""
+    """Description of the recipe in one line."""
     corpus: CorpusSettings
     """Text and tokeniser."""
     network: NetworkSettings

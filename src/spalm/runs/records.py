@@ -101,7 +101,7 @@ def keep_records(
 
 def _read(scorer: Scorer, split: TokenSplit, reading: Reading, draft: Draft) -> None:
     """Appends the scores of a split block by block; those that a killed run had written are kept."""
-    # Long enough that the lanes' warm-up is a small part of it.
+    # A block is so long that the warm-up of its lanes takes only a small part of the time.
     block = max(_BLOCK_TOKENS, 4 * reading.lanes * reading.warm_up * reading.segment)
     block = reading.stride * max(1, block // reading.stride)
     progress = draft.scratch(f"{split.split}.done.json")

@@ -139,6 +139,7 @@ class Run:
         return self._records[name, memory_length]
 
     def _score(self, name: RowName, memory_length: int) -> Records:
+        """Makes the records of a row: by evaluating its network, or by a mixture on top of the network's records."""
         row, recipe, where = ROWS[name], self.recipe, self.directory / "evaluation" / f"{name}-{memory_length}"
         if row.mixture is None:
             table = self.neighbours if row.gated else None
@@ -154,6 +155,7 @@ class Run:
         return [self._row(name, memory_length) for memory_length in self.recipe.test_memory_lengths(name)]
 
     def _row(self, name: RowName, memory_length: int) -> ResultRow:
+        """Returns the results of a row at one length of the short-term memory."""
         row = ROWS[name]
         names: list[RowName] = [name, row.network, *([] if row.compared_with is None else [row.compared_with])]
         records: dict[RowName, Records] = {each: self.records(each, memory_length) for each in names}
@@ -185,7 +187,7 @@ class Run:
             ranks.wait_for_first()
             return open_made()
         if ranks.distributed:
-            hardware.prepare()  # uses the cores of the ranks that wait
+            hardware.prepare()  # also uses the cores of the ranks that wait
         made = make()
         ranks.wait_for_first()
         return made

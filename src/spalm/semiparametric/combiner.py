@@ -28,8 +28,8 @@ class CombinedPrediction:
     network_share: Float[Tensor, "n"]
     """Share of the network, the mean of g_t or 1 - lambda_t; the rest is the memory's."""
     neighbour_weights: Float[Tensor, "n count"]
-    """How the memory's share is spread over the nearest neighbours, in their order. It may have fewer columns than
-    there are neighbours: a combiner uses only the nearest ones."""
+    """Weights of the neighbours within the memory's share, nearest first. There may be fewer columns than neighbours,
+    as a combiner uses only the nearest ones."""
 
 
 class Combiner(Protocol):

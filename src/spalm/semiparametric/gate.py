@@ -86,6 +86,7 @@ class Gate(nn.Module):
             return self._mix(hidden if hidden.dtype == torch.float64 else hidden.float(), retrieved, model)
 
     def _mix(self, hidden: Tensor, retrieved: Retrieved, model: LanguageModel) -> GateOutput:
+        """Computes the formulas above, without autocast."""
         present = retrieved.present
         if self.training and self.settings.dropout:
             present = present & (torch.rand(present.shape, device=present.device) >= self.settings.dropout)

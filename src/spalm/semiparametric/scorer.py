@@ -57,6 +57,7 @@ class Scorer:
         return {**found, **{name: torch.cat([part[name] for part in parts]) for name in parts[0]}}
 
     def _outputs(self, hidden: Tensor, mixed: Tensor, retrieved: Retrieved, targets: Tensor) -> dict[str, Tensor]:
+        """Returns what needs the distribution over the vocabulary: log p of the targets, and inputs of mixtures."""
         log_probabilities = self.model.log_probabilities(mixed)
         base = BaseOutputs.of(hidden, log_probabilities, retrieved)
         return {

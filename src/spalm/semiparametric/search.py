@@ -19,7 +19,7 @@ _FEW = 2000
 """Number of entries up to which exact search is faster than an index."""
 
 OTHER_DOCUMENTS = Exclusion(document=True)
-"""Exclusion of everything that stands in a query's own document."""
+"""Exclusion of all entries of a query's own document."""
 
 
 @dataclass(frozen=True)
@@ -32,12 +32,12 @@ class Search:
     below: int | None = None
     """Find only entries with lower ids than this."""
     exclusion: Exclusion = OTHER_DOCUMENTS
-    """What keys that are entries themselves must not find."""
+    """Entries that a key must not find if it is an entry itself."""
 
     def __call__(self, keys: np.ndarray, own: np.ndarray | None = None) -> Retrieved:
         """Returns the neighbours of some keys.
 
-        `own` holds the keys' ids if they are entries themselves; then `exclusion` says what they must not find.
+        `own` holds the keys' ids if they are entries themselves; `exclusion` then applies.
         """
         return Retrieved.from_ids(*self.find(keys, own), self.searcher.memory.entries())
 

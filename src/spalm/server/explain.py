@@ -1,4 +1,4 @@
-"""What the memory does at each token of a text, over HTTP."""
+"""Explanations of what the memory does at each token of a text, over HTTP."""
 
 from dataclasses import asdict
 from typing import Annotated, Any

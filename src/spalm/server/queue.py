@@ -95,6 +95,7 @@ class RequestQueue:
             raise ServerStopping
 
     async def _watch_client(self, receive: Receive, scope: anyio.CancelScope) -> None:
+        """Waits until the client disconnects, and then cancels its request."""
         while (await receive())["type"] != "http.disconnect":
             pass
         self.departed += 1

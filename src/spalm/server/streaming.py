@@ -50,6 +50,7 @@ class StreamedResponse(Response):
                 raise
 
     async def _send(self, send: Send, events: list[bytes], *, more: bool = True) -> None:
+        """Sends events, after the headers if they are the first; raises ClientGone if the client does not read."""
         if not self._begun:
             self._begun = True
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})

@@ -31,7 +31,7 @@ _LENGTH = 160
 
 
 _COMPARED: tuple[RowName, RowName] = ("spalm", REFERENCE_ROW)
-"""Rows whose difference colours the passages."""
+"""Rows whose difference in log-probability determines the colours of the passages."""
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,7 @@ def export_for_transformers(model: FinishedRun | Attached) -> None:
 
 
 def _export_attached(attached: Attached) -> None:
+    """Writes config.json, and copies the base model's tokeniser files."""
     base, directory = attached.base.folder.path, attached.directory
     config = artifact.read_json(base / CONFIG)
     ids = {name: config.get(name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
@@ -44,6 +45,7 @@ def _export_attached(attached: Attached) -> None:
 
 
 def _export_run(run: FinishedRun) -> None:
+    """Writes config.json and the run's tokeniser in the form of transformers."""
     tokeniser, symbol = to_fast_tokenizer(run.corpus.tokeniser)
     id = tokeniser.token_to_id(symbol)
     config = {

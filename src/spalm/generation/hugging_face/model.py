@@ -48,7 +48,7 @@ class SpalmConfig(PreTrainedConfig):
     base: dict[str, Any] | None = None
     """Configuration of the base model, where the memory is attached to one."""
     model: str | None = None
-    """Name of the model, where the folder is that of a run."""
+    """Name of the model in the folder of a run; None for an attached model."""
 
     def __post_init__(self, **more: Any):
         super().__post_init__(**more)
@@ -79,6 +79,7 @@ class BatchCache:
         return [self._read(decoder, tokens) for decoder, tokens in zip(self._texts, texts, strict=True)]
 
     def _read(self, decoder: Decoder, tokens: list[int]) -> EncodedTokens:
+        """Reads further tokens of one text; a text that does not begin with x_0 is read after it."""
         start, size = self._tokeniser.start, self._tokeniser.size
         left_out = [start] if not len(decoder) and tokens and tokens[0] != self._symbol else []
         encoded = decoder.feed([*left_out, *(token if token < size else start for token in tokens)])
@@ -96,7 +97,7 @@ class BatchCache:
 
 
 class SpalmForCausalLM(PreTrainedModel, GenerationMixin):
-    """A causal LM of transformers whose distribution is that of a model with a memory."""
+    """A causal LM for transformers that predicts as a model with a memory does."""
 
     config_class = SpalmConfig
     main_input_name = "input_ids"
@@ -159,20 +160,20 @@ class SpalmForCausalLM(PreTrainedModel, GenerationMixin):
         if labels is not None:
             logits_to_keep = 0  # the loss needs all positions
         kept = slice(-logits_to_keep or None, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        there = torch.ones_like(input_ids) if attention_mask is None else attention_mask[:, -input_ids.shape[1] :]
-        there = there.bool()
+        mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask[:, -input_ids.shape[1] :]
+        mask = mask.bool()  # of the tokens that are no padding
         if self.pretrained:
             options = {"attention_mask": attention_mask, "position_ids": position_ids, **options}
             given = {name: options.get(name) for name in _PASSED_ON if name in self._taken}
             given = {name: value for name, value in given.items() if value is not None}
             read = self.base.base_model(input_ids=input_ids, past_key_values=past_key_values, **given)
-            there, hidden, cache = there[:, kept], read.last_hidden_state[:, kept], read.past_key_values
-            encoded = EncodedTokens(hidden[there], self.memory_model.store.keys_of(hidden[there]))
+            mask, hidden, cache = mask[:, kept], read.last_hidden_state[:, kept], read.past_key_values
+            encoded = EncodedTokens(hidden[mask], self.memory_model.store.keys_of(hidden[mask]))
         else:
             cache = past_key_values or BatchCache(self.memory_model, len(input_ids), self.config.bos_token_id)
-            encoded, there = self._read_on(input_ids, there, kept, cache)
-        logits = torch.zeros(*there.shape, self.config.vocab_size, device=self.memory_model.device)
-        places = there.nonzero()
+            encoded, mask = self._read_on(input_ids, mask, kept, cache)
+        logits = torch.zeros(*mask.shape, self.config.vocab_size, device=self.memory_model.device)
+        places = mask.nonzero()
         for start in range(0, len(places), _ROWS):
             part = slice(start, start + _ROWS)
             logits[places[part].unbind(-1)] = self._log_probabilities(encoded[part])
@@ -183,18 +184,18 @@ class SpalmForCausalLM(PreTrainedModel, GenerationMixin):
         return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=cache)  # pyright: ignore
 
     def _read_on(
-        self, ids: Tensor, there: Tensor, kept: slice | Tensor, cache: BatchCache
+        self, ids: Tensor, mask: Tensor, kept: slice | Tensor, cache: BatchCache
     ) -> tuple[EncodedTokens, Tensor]:
         """Reads further tokens of a batch.
 
         Returns hidden states and keys of the kept tokens without padding, and the mask of these among the kept ones.
         """
-        encoded = cache.feed([row[here].tolist() for row, here in zip(ids, there)], ids.shape[1])
-        number = (there.cumsum(1) - 1)[:, kept]  # index of a token among those of its text
-        there = there[:, kept]
-        wanted = [(each, row[here].tolist()) for each, row, here in zip(encoded, number, there)]
+        encoded = cache.feed([row[here].tolist() for row, here in zip(ids, mask)], ids.shape[1])
+        number = (mask.cumsum(1) - 1)[:, kept]  # index of a token among those of its text
+        mask = mask[:, kept]
+        wanted = [(each, row[here].tolist()) for each, row, here in zip(encoded, number, mask)]
         hidden = torch.cat([each.hidden[numbers] for each, numbers in wanted])
-        return EncodedTokens(hidden, np.concatenate([each.keys[numbers] for each, numbers in wanted])), there
+        return EncodedTokens(hidden, np.concatenate([each.keys[numbers] for each, numbers in wanted])), mask
 
     def _log_probabilities(self, encoded: EncodedTokens) -> Tensor:
         """Returns log p of the vocabulary. A symbol that the configuration adds to it never occurs: its p is 0."""

@@ -1,4 +1,4 @@
-"""What the memory does at each token of a text, for programs; the explorer's page shows the same to people."""
+"""Explanations of what the memory does at each token of a text, for programs; the explorer's page shows the same."""
 
 from dataclasses import dataclass
 from typing import Any

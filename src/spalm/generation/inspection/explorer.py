@@ -84,6 +84,7 @@ class Explorer:
         }
 
     def _scores(self, read: ReadPassage, off: Switches) -> dict[str, dict[str, list[float]]]:
+        """Returns the scores of every token, by model and kind of score."""
         device = self.models.device
         retrieved = read.retrieved(slice(None), off, self.models.memory.entries()).to(device)
         targets = torch.from_numpy(read.tokens).to(device)
@@ -153,6 +154,7 @@ class Explorer:
         return found
 
     def _neighbour(self, entries: Entries, id: int, target: _Target) -> dict[str, Any]:
+        """Returns a neighbour with its weights, its document and the text around it."""
         tokeniser, source = self.models.tokeniser, entries.source(id)
         assert source is not None
         around = entries.around(id, _BEFORE, _AFTER).tolist()

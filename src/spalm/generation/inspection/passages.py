@@ -44,7 +44,7 @@ Passage = str | CorpusPassage
 
 @dataclass(frozen=True)
 class Switches:
-    """What is switched off in the memory: entries by their ids, whole documents by their numbers in the memory."""
+    """Parts of the memory that are switched off: entries by id, whole documents by their numbers in the memory."""
 
     entries: frozenset[int] = frozenset()
     documents: frozenset[int] = frozenset()
@@ -105,8 +105,8 @@ class PassageReader:
         if not 0 < len(stream) <= LONGEST:
             raise InputError(f"the text has {len(stream):,} tokens; give 1 to {LONGEST:,}")
         variants = self._models.variants()
-        hidden = {each.network.name: each.network for each in variants}
-        states = {name: read_states(network, stream, 0, len(stream)) for name, network in hidden.items()}
+        networks = {each.network.name: each.network for each in variants}
+        states = {name: read_states(network, stream, 0, len(stream)) for name, network in networks.items()}
         return ReadPassage(_TITLE, stream.tokens, variants, states, *self._models.neighbours_of_text(stream))
 
     def _read_corpus(self, place: CorpusPassage) -> ReadPassage:

@@ -80,6 +80,7 @@ class RunModels(ModelSet):
         return self.run.network("spalm").load(self.device).set_neighbours(attended)
 
     def _combiner(self, row: Row, split: HeldOut, position: int) -> Combiner:
+        """Returns the combiner of a row for a passage that begins at a position of a split."""
         inner: Combiner = GateCombiner(self._spalm.gate) if row.gated else PlainCombiner()
         if row.mixture == "knn":
             return KnnCombiner(inner, Knn(**self.run.records(row.name).facts["knn"]))

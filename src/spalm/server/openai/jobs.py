@@ -29,13 +29,13 @@ class TokenisedPrompt:
     """Text that each token adds when the prompt is echoed."""
 
     @classmethod
-    def of(cls, tokeniser: Tokeniser, given: Prompt) -> "TokenisedPrompt":
-        """Tokenises a prompt. Special tokens that the model is given before a text are not echoed."""
-        if not isinstance(given, str):
-            tokens = given or [tokeniser.start]
+    def of(cls, tokeniser: Tokeniser, prompt: Prompt) -> "TokenisedPrompt":
+        """Tokenises a prompt. Special tokens that precede a text are read by the model but not echoed."""
+        if not isinstance(prompt, str):
+            tokens = prompt or [tokeniser.start]
             return cls(tokens, token_texts(tokeniser, tokens))
-        tokens = tokeniser.prompt(given)
-        return cls(tokens, _without_prefix(given, token_texts(tokeniser, tokens)))
+        tokens = tokeniser.prompt(prompt)
+        return cls(tokens, _without_prefix(prompt, token_texts(tokeniser, tokens)))
 
 
 def _without_prefix(text: str, texts: list[str]) -> list[str]:
@@ -51,7 +51,7 @@ def _without_prefix(text: str, texts: list[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class GenerationJob:
-    """What is to be generated for a request."""
+    """Everything that is to be generated for a request."""
 
     prompts: list[TokenisedPrompt]
     sampling: Sampling | None
@@ -80,6 +80,7 @@ class GenerationJob:
                 choice += 1
 
     def _answer(self, model: Model, prompt: TokenisedPrompt, number: int) -> Iterator[Chunk]:
+        """Yields the chunks of one answer to a prompt, the `number`-th of n."""
         decoder = model.decoder(use_memory=self.use_memory)
         encoded = decoder.feed(prompt.tokens)
         if self.echo and self.likely is not None:
@@ -91,7 +92,7 @@ class GenerationJob:
         if sampling is None:
             yield Chunk(finish_reason="length")
             return
-        if sampling.seed is not None:  # several answers to a prompt differ, and can be repeated
+        if sampling.seed is not None:  # answers to one prompt differ, but are reproducible
             sampling = sampling.model_copy(update={"seed": sampling.seed + number})
         options = GenerationOptions(sampling, self.cite, self.likely or 0)
         yield from stream_chunks(decoder, encoded[-1:], prompt.tokens[-1], options)

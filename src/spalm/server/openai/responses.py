@@ -71,6 +71,7 @@ class CompletionResponse:
         return self._choice(chunk)
 
     def _common(self, chunk: Chunk) -> dict[str, Any]:
+        """Returns the fields that choices of both endpoints have."""
         fields = {"index": chunk.choice, "finish_reason": chunk.finish_reason}
         if chunk.citations is None:
             return fields
@@ -126,6 +127,7 @@ class ChatResponse(CompletionResponse):
         return {"content": content, "refusal": None}
 
     def _named(self, id: int, log_probability: float | None) -> dict[str, Any]:
+        """Returns a token's text, log-probability and, if its characters are complete, bytes."""
         text = self._tokeniser.decode([id])
         whole = None if "\ufffd" in text else list(text.encode())
         return {"token": self._tokeniser.spell(id), "logprob": max(log_probability or 0.0, _LEAST), "bytes": whole}

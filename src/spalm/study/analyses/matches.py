@@ -1,4 +1,4 @@
-"""How often a neighbour is right (the paper's section 5.4)."""
+"""The share of neighbours whose token is the actual one (the paper's section 5.4)."""
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -33,13 +33,13 @@ def _matches(request: AnalysisRequest, split: Split) -> list[float | None]:
     """Returns the share of right neighbours by rank, among the positions that have a neighbour of that rank."""
     run, text = request.run, request.run.corpus.split(split)
     entries = run.memory.entries()
-    right = there = np.zeros(run.neighbours.array(f"{split}.ids").shape[1], np.int64)
+    right = present = np.zeros(run.neighbours.array(f"{split}.ids").shape[1], np.int64)
     step = max(1, _CELLS // right.size)
     for start in range(0, len(text), step):
         rows = np.arange(start, min(len(text), start + step))
         tokens = entries.tokens_of(run.neighbours.read(split, rows)[0])
-        right, there = right + (tokens == text.targets(rows)[:, None]).sum(0), there + (tokens >= 0).sum(0)
-    return [hits / some if some else None for hits, some in zip(right.tolist(), there.tolist())]
+        right, present = right + (tokens == text.targets(rows)[:, None]).sum(0), present + (tokens >= 0).sum(0)
+    return [hits / count if count else None for hits, count in zip(right.tolist(), present.tolist())]
 
 
 def _draw_matches(axes: Axes, shares: dict[Split, list[float | None]]) -> None:

@@ -48,7 +48,7 @@ def by_position(request: AnalysisRequest) -> Analysis:
 
 
 def _sliced(request: AnalysisRequest, name: str, title: str, label: str, bins: Bins) -> Analysis:
-    """Returns the analysis of every model's perplexity by bin; `label` says by what the bins are made."""
+    """Returns the analysis of every model's perplexity by bin; `label` names what the bins are made by."""
     models = request.run.rows
     values = {model: request.run.log_probabilities(model, request.split) for model in models}
     rows: list[list[Cell]] = [
