@@ -30,7 +30,7 @@ MANIFEST = "manifest.json"
 UNFINISHED = "unfinished.json"
 """File that describes an artifact that is being made."""
 SCRATCH = "scratch.json"
-"""File that lists what is to be removed once the artifact is complete."""
+"""File that lists the scratch files and folders, which are removed once the artifact is complete."""
 TEMPORARY = ".tmp"
 """End of the names of files that are being written."""
 
@@ -60,7 +60,7 @@ class Artifact:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What the artifact is: kind, version, settings and parents."""
+        """Description of what the artifact is: kind, version, settings and parents."""
         return {key: self.manifest[key] for key in ("kind", "version", "settings", "parents")}
 
     @property
@@ -165,12 +165,12 @@ class Draft:
 
 
 Fill = Callable[[Draft], tuple[dict[str, Any], list[str]]]
-"""Fills a draft. Returns the facts to keep in the manifest, and the files that belong to it besides arrays."""
+"""Function that fills a draft. It returns facts for the manifest, and the names of the files that are not arrays."""
 
 
 @dataclass(frozen=True)
 class Stage:
-    """What a directory is to hold: a kind of artifact, its settings, and the digests of what it is made from."""
+    """Description of the artifact to make: its kind, its settings, and the digests of what it is made from."""
 
     kind: str
     """Kind of artifact."""
@@ -185,7 +185,7 @@ class Stage:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What decides whether an existing artifact is this one."""
+        """Description by which an existing artifact is recognised: kind, version, settings and parents."""
         settings, parents = dict(self.settings), dict(self.parents)
         return {"kind": self.kind, "version": self.version, "settings": settings, "parents": parents}
 

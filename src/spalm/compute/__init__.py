@@ -1,4 +1,4 @@
-"""How and where work runs: hardware, threads, ranks, RAM, engines (this machine or a Ray cluster)."""
+"""Execution of work: hardware, threads, ranks, RAM, engines (this machine or a Ray cluster)."""
 
 from spalm.compute.engine import (
     Engine,

@@ -1,4 +1,4 @@
-"""How and where work runs, passed as one object from the command line down to every stage."""
+"""Execution: how and where work runs, as one object that is passed from the command line to every stage."""
 
 from dataclasses import dataclass, field
 

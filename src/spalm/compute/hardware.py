@@ -1,4 +1,4 @@
-"""Where the arithmetic happens: device, threads and precision."""
+"""Hardware for the arithmetic: device, threads and precision."""
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass

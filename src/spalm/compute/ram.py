@@ -25,7 +25,7 @@ def machine_ram() -> int:
 
 
 def half_of_machine_ram() -> int:
-    """Returns half of this machine's main memory in bytes: what is used by default."""
+    """Returns half of this machine's main memory in bytes, which is the default budget."""
     return machine_ram() // 2
 
 

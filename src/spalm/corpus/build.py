@@ -108,7 +108,7 @@ def _pieces(settings: CorpusSettings, split: Split) -> Iterator[bytes]:
 
 @dataclass
 class _Counts:
-    """How much of a split is done; most of it goes into the manifest of the finished corpus."""
+    """Progress of a split, in several units; most of them go into the manifest of the finished corpus."""
 
     documents: int = 0
     tokens: int = 0

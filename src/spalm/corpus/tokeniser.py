@@ -31,7 +31,7 @@ END_OF_DOCUMENT = "<|document|>"
 
 
 class TokeniserSettings(Settings):
-    """How text becomes tokens."""
+    """Settings of a tokeniser."""
 
     kind: Literal["words", "bpe", "bytes", "pretrained"]
     """words: for text that is tokenised already, a line end is <eos>; bpe: byte-level, learned from the training split;

@@ -22,7 +22,7 @@ from spalm.lm.interface import LanguageModel
 
 @dataclass(frozen=True)
 class Reading:
-    """How a stream is read: in segments with a short-term memory, or in windows."""
+    """A way of reading a stream: in segments with a short-term memory, or in windows."""
 
     segment: int
     """Number of tokens read at a time: N."""

@@ -18,7 +18,7 @@ from spalm.settings import Settings
 
 
 class MemorySettings(Settings):
-    """How a language model reads text to make keys."""
+    """Settings of how a language model reads text to make keys."""
 
     stride: int | None = Field(default=None, gt=0)
     """Number of new tokens in each window of one segment; the rest is left context. Default: half a segment."""
@@ -48,7 +48,7 @@ class Encoder(SentByFields):
     vocabulary: int
     """Number of tokens in the model's vocabulary."""
     reading: Reading
-    """How the text is cut into windows or segments."""
+    """Way of reading: windows or segments, and their lengths."""
     load: Callable[[], LanguageModel]
     """Loads the model."""
     device: Callable[[], torch.device]

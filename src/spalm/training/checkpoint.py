@@ -31,7 +31,7 @@ FOLDER = "checkpoint"
 
 @dataclass
 class Progress:
-    """How far training has come."""
+    """Progress of training."""
 
     step: int = 0
     """Number of steps done."""

@@ -59,7 +59,7 @@ class TrainingSettings(Settings):
 
 @dataclass(frozen=True)
 class TrainingTask:
-    """What is trained, on which text, and how it is evaluated."""
+    """A model to train, with its text, its loss and its evaluation."""
 
     title: str
     """Label of the progress bar."""

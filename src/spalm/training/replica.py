@@ -1,4 +1,4 @@
-"""What one rank trains: the model itself, a copy kept equal to the others' (DDP), or a shard of it (FSDP2)."""
+"""The part of a model that one rank trains: the model itself, a copy equal to the others (DDP), or a shard (FSDP2)."""
 
 import copy
 from collections.abc import Callable, Iterator

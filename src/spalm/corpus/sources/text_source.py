@@ -30,7 +30,7 @@ class Document:
 
 
 class TextSource(Settings):
-    """Where text comes from. Subclasses add a `kind` and the way in which files become documents."""
+    """A source of text. Subclasses add a `kind` and the way in which files become documents."""
 
     def files(self) -> list[tuple[str, Path]]:
         """Returns every file that is read, by name. Names and content decide whether a corpus is made again."""

@@ -33,7 +33,7 @@ _SLACK = 1e-6
 
 @dataclass(frozen=True)
 class IndexSettings:
-    """Which index to build, and how much it must find."""
+    """Kind of the index to build, and the recall that it must reach."""
 
     kind: IndexKind = "faiss"
     """Kind of index."""

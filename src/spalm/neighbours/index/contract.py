@@ -1,4 +1,4 @@
-"""What a search library, or a vector database, must implement to serve live queries.
+"""The interface that a search library, or a vector database, must implement to serve live queries.
 
 An index only proposes candidates. It may propose too few, some twice, forgotten ones, and in any order: the `Searcher`
 checks in the memory which of them are alive, and compares whole keys.

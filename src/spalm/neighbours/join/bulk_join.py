@@ -34,7 +34,7 @@ from spalm.neighbours.vectors import Vectors
 
 
 class NeighbourSettings(Exclusion):
-    """How many neighbours every position gets, and how many of the true ones must be found."""
+    """Settings of the search for neighbours: their number, the recall to reach, and the rule of exclusion."""
 
     count: int = Field(default=4, gt=0)
     """Number of neighbours of every training position: K."""
@@ -55,7 +55,7 @@ class SplitNeighbours:
     distances: Float[np.ndarray, "positions count"]
     """Squared distances of the neighbours; infinite where there is none."""
     plan: JoinPlan
-    """How thoroughly the join has searched."""
+    """Plan by which the join has searched."""
     recall: float
     """Recall, measured on a sample of the positions."""
     judged: int

@@ -1,4 +1,4 @@
-"""What a bulk join may use, and what it will cost: RAM, disk, time."""
+"""The RAM that a bulk join may use, and estimates of the time and the disk space that it will need."""
 
 import time
 from dataclasses import dataclass

@@ -72,7 +72,7 @@ class JoinJob(SentByFields):
     inputs: JoinInputs
     """Keys and queries."""
     plan: JoinPlan
-    """How thoroughly the join searches."""
+    """Plan by which the join searches."""
     exclusion: Exclusion
     """Rule by which entries are excluded from their own neighbours."""
 

@@ -39,7 +39,7 @@ _VISITS_WITHOUT_RADIUS = 16
 
 @dataclass(frozen=True)
 class JoinPlan:
-    """How thoroughly the join searches."""
+    """Plan of a join: how thoroughly it searches."""
 
     neighbours: int
     """Number of neighbours: K."""
@@ -75,7 +75,7 @@ class JoinQueries:
 
 @dataclass(frozen=True)
 class JoinTask:
-    """What a join has to find: K neighbours of every query among the keys."""
+    """Task of a join: find K neighbours of every query among the keys."""
 
     keys: PartitionedVectors
     """Keys to search."""
@@ -99,7 +99,7 @@ class Neighbours:
 
 @dataclass(frozen=True)
 class Visits:
-    """Which queries visit which partitions, in the order of the partitions."""
+    """Pairs of a query and a partition that it visits, in the order of the partitions."""
 
     query: Int[np.ndarray, "n"]
     """Number of the visiting query."""

@@ -68,7 +68,7 @@ class TunedPlan:
     """A plan and what it achieves on the sample."""
 
     plan: JoinPlan
-    """How thoroughly the join searches."""
+    """Plan by which the join is to search."""
     recall: float
     """Recall on the sample."""
     visits: float
@@ -122,7 +122,7 @@ def _reach(
 
 @dataclass(frozen=True)
 class _Places:
-    """Where the true neighbours of the sampled queries lie."""
+    """Places of the sampled queries' true neighbours: their partitions, and the reach at which these are visited."""
 
     rank: Int[np.ndarray, "sample neighbours"]
     """Rank of a neighbour's partition among those near the query's own: -1 for its own, NEAR if it is none of them."""
