@@ -32,6 +32,7 @@ torch.set_num_threads(1)  # the tensors here are tiny: a second thread only wait
 @pytest.fixture(autouse=True)
 def _settled():
     torch.manual_seed(0)
+    typecheck.begin_test()
 
 
 @pytest.fixture(scope="session")

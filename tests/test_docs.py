@@ -102,6 +102,7 @@ def test_the_example_of_transformers_runs(attached_folder, tmp_path, capsys):
     assert (tmp_path / "copy" / "config.json").exists()
 
 
+@pytest.mark.slow
 def test_the_examples_of_the_api_run(attached_folder, finished, tmp_path, capsys):
     """All lines but those that attach a memory and carry out a recipe: these take long, and have tests of their own."""
     folder = shutil.copytree(attached_folder, tmp_path / "attached")

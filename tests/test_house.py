@@ -192,6 +192,7 @@ def test_the_command_line_needs_only_the_core():
     assert not modules_after("import spalm.cli") & optional
 
 
+@pytest.mark.slow
 def test_generating_imports_no_web_server(attached_folder):
     code = (
         "import sys, torch; torch.set_num_threads(1)\n"
@@ -199,6 +200,17 @@ def test_generating_imports_no_web_server(attached_folder):
         "app(['generate', sys.argv[1], 'ka1 lo2', '--max-tokens', '1'], standalone_mode=False)"
     )
     assert not modules_after(code, attached_folder) & {"fastapi", "uvicorn", "starlette"}
+
+
+def test_shapes_are_checked_in_the_tests():
+    from jaxtyping import TypeCheckError
+
+    from spalm.corpus import Batch
+
+    tokens = torch.zeros(2, 5, dtype=torch.long)
+    Batch(np.zeros((2, 5), int), tokens, tokens)
+    with pytest.raises(TypeCheckError):
+        Batch(np.zeros((2, 3), int), tokens, tokens)
 
 
 def test_types_are_shipped():

@@ -82,6 +82,7 @@ def test_a_memory_that_does_not_fit_gets_its_index_on_disk(folder, monkeypatch):
     assert isinstance(Attached(folder, Hardware("cpu", 1)).search.searcher.index, OnDiskIndex)
 
 
+@pytest.mark.slow
 def test_writing_stops_where_it_is_told_and_follows_its_seed(folder):
     whole = spalm("generate", folder, "ka1 lo2", "--max-tokens", "12").stdout
     stop = whole.strip()[4:6]

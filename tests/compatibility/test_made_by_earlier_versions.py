@@ -50,7 +50,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 def log_probabilities(folder: Path) -> list[float]:
     pytest.importorskip("transformers")
-    from spalm.generation.transformers_model import SpalmForCausalLM
+    from spalm.generation.hugging_face import SpalmForCausalLM
 
     scores = SpalmForCausalLM.from_pretrained(folder, device="cpu")(TOKENS).logits.double().log_softmax(-1)
     return scores[0, :-1].gather(-1, TOKENS[0, 1:, None])[:, 0].tolist()

@@ -26,11 +26,13 @@ def _gnu_runtime():
         pytest.skip("torch does not use GNU's runtime here")
 
 
+@pytest.mark.slow
 def test_threads_do_not_spin():
     assert displayed("import spalm, torch")["GOMP_SPINCOUNT"] == "0"
     assert displayed("import torch")["GOMP_SPINCOUNT"] != "0"
 
 
+@pytest.mark.slow
 def test_the_users_own_setting_wins():
     assert displayed("import spalm, torch", GOMP_SPINCOUNT="123")["GOMP_SPINCOUNT"] == "123"
     active = displayed("import spalm, torch", OMP_WAIT_POLICY="ACTIVE")

@@ -92,6 +92,7 @@ def test_only_a_start_of_nothing_is_from_scratch_and_some_steps_are_its_own(star
     assert first < 24
 
 
+@pytest.mark.slow
 def test_in_half_precision_and_compiled_it_is_nearly_the_same(run):
     spalm = run.network("spalm").load(torch.device("cpu"))
     batch = TrainingBatches(run.corpus.split("train"), 4, 16, 1).batch(3)

@@ -48,6 +48,7 @@ def book(tmp_path):
     return path
 
 
+@pytest.mark.slow
 def test_from_the_text_to_the_table(book, tmp_path, capsys):
     made = run(recipe(book), tmp_path / "run")
     made.everything(Console(quiet=True))

@@ -326,6 +326,7 @@ def test_text_in_a_picture_stays_as_it_is():
     assert 'id="x" href="#top" #1a2b3c url(#a) $b_1$ \ufffd' in svg
 
 
+@pytest.mark.slow
 def test_forgotten_documents_are_not_shown(finished, tmp_path):
     """After the run everything is forgotten: strips are empty, nothing matches, the report is written."""
     copy = shutil.copytree(finished.directory, tmp_path / "run")
