@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from spalm import load
 from spalm.memory import Memory
 from spalm.neighbours import open_searcher
 from spalm.runs import ROWS, FinishedRun
@@ -50,9 +51,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 def log_probabilities(folder: Path) -> list[float]:
     pytest.importorskip("transformers")
-    from spalm.generation.hugging_face import SpalmForCausalLM
-
-    scores = SpalmForCausalLM.from_pretrained(folder, device="cpu")(TOKENS).logits.double().log_softmax(-1)
+    scores = load(folder).to_transformers()(TOKENS).logits.double().log_softmax(-1)
     return scores[0, :-1].gather(-1, TOKENS[0, 1:, None])[:, 0].tolist()
 
 

@@ -111,7 +111,10 @@ def test_the_command(tmp_path):
         (["--tokens", "0"], "--tokens 0: not a number of tokens; give something like 103M, 852M or 1T"),
         (["--tokens", "1M", "--storage", "fast"], "--storage fast: not a size; give something like 4G or 800M"),
         (["--tokens", "1M", "--storage", "0"], "--storage 0: not a size; give something like 4G or 800M"),
-        (["--tokens", "1M", "memory.stride=4000"], "memory.stride = 4000: windows have 512 tokens; give at most that"),
+        (
+            ["--tokens", "1M", "memory.stride=4000"],
+            "wmt19.yaml: memory.stride = 4000: windows have 512 tokens; give at most that",
+        ),
     ],
 )
 def test_wrong_wishes_are_one_line(wrong, told):
