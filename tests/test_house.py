@@ -186,6 +186,7 @@ def test_import_is_light():
     assert len(found - modules_after("")) < 20, found
 
 
+@pytest.mark.slow
 def test_the_command_line_needs_only_the_core():
     """No optional package is imported by importing everything that the command line does."""
     optional = {"tensorboard", "pytest", "hypothesis", "transformers", "ray", "scann"}

@@ -111,6 +111,7 @@ def test_attaching_again_changes_nothing_and_other_settings_are_measured_without
     assert changed.combiner_artifact.facts["threshold"] > ALWAYS_SEARCH
 
 
+@pytest.mark.slow
 def test_a_killed_attaching_goes_on_to_the_same_bytes(attached, tmp_path, monkeypatch):
     source = read_json(attached.directory / "corpus" / "manifest.json")["settings"]["source"]["path"]
     texts = [*map(type(tmp_path), source)]
@@ -133,6 +134,7 @@ def test_a_killed_attaching_goes_on_to_the_same_bytes(attached, tmp_path, monkey
     assert resumed.combiner_artifact.facts == attached.combiner_artifact.facts
 
 
+@pytest.mark.slow
 def test_the_papers_gate_can_be_asked_for(copy, tmp_path):
     source = read_json(copy.directory / "corpus" / "manifest.json")["settings"]["source"]["path"]
     settings = copy.settings.model_copy(update={"combiner": "gate"})

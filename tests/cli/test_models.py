@@ -94,6 +94,7 @@ def test_writing_stops_where_it_is_told_and_follows_its_seed(folder):
     assert spalm(*warm).stdout == spalm(*warm).stdout
 
 
+@pytest.mark.slow
 def test_static_and_dynamic_figures_stand_apart(folder, tmp_path):
     (tmp_path / "new.txt").write_text("ka1 lo2 mi3 nu4 .\n" * 20)
     found = json.loads(spalm("score", folder, tmp_path / "new.txt").stdout)

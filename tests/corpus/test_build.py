@@ -159,6 +159,7 @@ def test_a_large_text_passes_through_bounded_memory(tmp_path):
     assert peaks[1] - peaks[0] < 24
 
 
+@pytest.mark.slow
 def test_real_wikitext_2_has_its_published_counts(real_data, tmp_path):
     source = {"kind": "wikitext", "path": str(real_data / "wikitext-2")}
     corpus = build_corpus(CorpusSettings.parse({"source": source, "tokeniser": {"kind": "words"}}, "x"), tmp_path / "c")

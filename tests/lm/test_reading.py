@@ -31,6 +31,7 @@ def one_stream(model, split, segment: int, memory: int) -> np.ndarray:
     return np.array(found, np.float32)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lanes", [1, 2, 5, 100])
 @pytest.mark.parametrize("memory", [0, 3, 7, 20])
 def test_batched_equals_one_stream(model, corpus, lanes, memory):

@@ -270,6 +270,7 @@ def test_a_crash_while_remembering_loses_nothing(tmp_path, texts, monkeypatch):
     assert steps > 30
 
 
+@pytest.mark.slow
 def test_a_crash_while_forgetting_or_compacting_never_brings_anything_back(tmp_path, texts, monkeypatch):
     def prepare(step: int) -> Memory:
         memory = new_memory(tmp_path / f"{step}", ENCODER)
@@ -375,6 +376,7 @@ def _write(directory, texts) -> None:
     add(Memory(directory), texts)
 
 
+@pytest.mark.slow
 def test_reading_goes_on_while_another_process_writes(memory):
     before = contents(memory)
     writer = multiprocessing.get_context("spawn").Process(target=_write, args=(memory.directory, {"new": [1] * 500}))

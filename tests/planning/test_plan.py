@@ -92,6 +92,7 @@ def test_counts_and_sizes_as_people_write_them():
     ]
 
 
+@pytest.mark.slow
 def test_the_command(tmp_path):
     said = spalm("plan", "wmt19", "--tokens", "1T", "--machines", "100", "--cores", "64", "--ram", "512G", cwd=tmp_path)
     assert said.returncode == 0, said.stderr

@@ -79,6 +79,7 @@ def test_lanes_and_blocks_do_not_change_the_in_all_units(trained, corpus, tmp_pa
         np.testing.assert_allclose(other.log_probabilities("test"), one.log_probabilities("test"), atol=1e-5)
 
 
+@pytest.mark.slow
 def test_killed_it_goes_on_to_the_same_bytes(trained, corpus, tmp_path, monkeypatch):
     monkeypatch.setattr(records, "_BLOCK_TOKENS", 50)
     whole = evaluated(trained, corpus, tmp_path / "whole", lanes=1)

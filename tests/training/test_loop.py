@@ -35,6 +35,7 @@ def losses(directory) -> list[tuple]:
     return [(line["step"], line.get("loss"), line.get("dev_loss")) for line in lines]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("memory_length", [0, 8])
 @pytest.mark.parametrize("micro_batch", [None, 3])
 def test_resumed_equals_uninterrupted_bit_for_bit(corpus, tmp_path, monkeypatch, memory_length, micro_batch):

@@ -198,6 +198,7 @@ def test_pipelines(both, attached_folder, finished):
         assert made(TEXTS[0], **how)[0]["generated_text"].split() == expected.split()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_any_architecture_may_be_the_base(tiny, attached_folder, tmp_path, architecture):
     """Each with the memory of another: good for nothing, but read and combined all the same."""

@@ -156,6 +156,7 @@ STEPS = st.lists(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(STEPS)
 def test_any_sequence_of_changes_is_found_as_a_plain_list_would_be(tmp_path_factory, steps):
