@@ -8,7 +8,8 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
+# The tests start many processes: each would compile the package anew where nothing compiled is kept.
+PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n 2 --dist worksteal
 BENCHMARKS := attach training neighbours spalm ray disk plan
 
 .PHONY: setup demo lint quick-tests all-tests check test docs bench $(addprefix bench-,$(BENCHMARKS)) clean

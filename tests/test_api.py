@@ -52,6 +52,9 @@ def test_the_readmes_example_runs_as_it_stands(tmp_path, monkeypatch, capsys):
     recipes.mkdir(), texts.mkdir()
     write_texts(texts)
     small = make_run(texts, tmp_path / "unused").recipe
+    network = small.network.model_copy(update={"layers": 1, "width": 16, "feed_forward": 16})
+    training = small.training.model_copy(update={"batch_size": 2, "segment_length": 16, "evaluate_every": 250})
+    small = small.model_copy(update={"network": network, "training": training})
     (recipes / "demo.yaml").write_text(small.model_dump_json())
     monkeypatch.setattr("spalm.runs.recipe.recipe_folder", lambda: recipes)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
