@@ -11,9 +11,9 @@ NO_SPINNING = {"GOMP_SPINCOUNT": "0", "KMP_BLOCKTIME": "0"}
 def wait_without_spinning() -> None:
     """Makes waiting threads of OpenMP sleep instead of spin, unless the environment says how they are to wait.
 
-    A spinning thread uses up a core that a working one needs. As soon as another process takes one of two cores,
-    training with spinning threads falls to about a tenth of its speed, with sleeping ones to about 60%; on a quiet
-    machine both are equally fast.
+    A spinning thread uses up a core that a working one needs: as soon as another process takes one of two cores,
+    training with spinning threads falls to a third of its speed, with sleeping ones to three quarters. Waking a thread
+    takes time too: on an idle virtual machine small networks run slower with sleeping threads (results/log.md).
     """
     if POLICY not in os.environ:
         for variable, value in NO_SPINNING.items():
