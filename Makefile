@@ -1,6 +1,6 @@
 # make demo    set up, then train and compare the models on the standard library of this Python, and write a report
-# make check   set up, then lint, check the types and run the quick tests: within two minutes on two cores
-# make test    set up, then lint, check the types and run every test: within nine minutes on two cores
+# make check   set up, then lint, check the types and run the quick tests (aim: two minutes on two cores)
+# make test    set up, then lint, check the types and run every test (aim: nine minutes on two cores)
 # make docs    set up, then build the site in site/, strictly and without a network
 # make bench   run every benchmark; each writes runs/bench/NAME.json
 
