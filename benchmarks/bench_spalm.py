@@ -9,8 +9,6 @@ import spalm  # noqa: F401  # isort: skip  # before torch is loaded, so that its
 
 import argparse
 import statistics
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +26,8 @@ from spalm.neighbours.table import KIND, VERSION
 from spalm.runs import Recipe, Run, read_recipe
 from spalm.semiparametric import Retriever, Spalm
 from spalm.semiparametric.training import spalm_segment_loss
-from spalm.training.optimiser import make_optimiser
+from spalm.training.replica import Loss
+from training_steps import TrainingSteps
 
 STEPS = 4
 """Number of steps of each model in a round."""
@@ -66,27 +65,19 @@ def make_table(corpus: Corpus, memory: Memory, count: int, folder: Path) -> Neig
     return NeighbourTable(folder, memory)
 
 
-class Steps:
-    """Training steps of one model, one after another."""
+class ModelSteps:
+    """Training steps of one model on successive batches of a text."""
 
-    def __init__(self, model: nn.Module, loss: Callable, streams: TrainingBatches, recipe: Recipe):
-        self.model, self.loss, self.streams, self.recipe = model, loss, streams, recipe
-        self.optimiser = make_optimiser(recipe.training.optimiser, model)
-        self.memory: list[torch.Tensor] = []
-        self.done = 0
+    def __init__(self, model: nn.Module, loss: Loss, batches: TrainingBatches, recipe: Recipe):
+        training = recipe.training
+        self._steps = TrainingSteps(model, loss, training.optimiser, training.batch_size)
+        self._batches, self._done = batches, 0
 
     def seconds(self, count: int) -> float:
         """Makes `count` steps and returns the mean seconds of one."""
-        began = time.perf_counter()
-        for _ in range(count):
-            batch = self.streams.batch(self.done)
-            loss, self.memory = self.loss(batch, self.memory)
-            (loss / batch.targets.numel()).backward()
-            nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe.training.optimiser.clip)
-            self.optimiser.step()
-            self.optimiser.zero_grad(set_to_none=True)
-            self.done += 1
-        return (time.perf_counter() - began) / count
+        found = [self._steps.step(self._batches.batch(self._done + number)) for number in range(count)]
+        self._done += count
+        return statistics.mean(found)
 
 
 def main() -> None:
@@ -104,16 +95,16 @@ def main() -> None:
     gate = recipe.spalm_model.spalm.gate
     table = make_table(corpus, memory, gate.neighbours, folder / "neighbours")
     training, length = recipe.training, recipe.training.memory_length
-    streams = TrainingBatches(corpus.split("train"), training.batch_size, training.segment_length, 1)
+    batches = TrainingBatches(corpus.split("train"), training.batch_size, training.segment_length, 1)
     plain = Transformer(recipe.network, corpus.vocabulary).initialise(1)
     with_memory = Spalm(Transformer(recipe.network, corpus.vocabulary), gate).initialise(1)
     retriever = Retriever(table, "train", gate.neighbours)
     both = [
-        Steps(plain, lambda batch, memory: segment_loss(plain, length, batch, memory), streams, recipe),
-        Steps(
+        ModelSteps(plain, lambda model, *given: segment_loss(model, length, *given), batches, recipe),
+        ModelSteps(
             with_memory,
-            lambda batch, memory: spalm_segment_loss(with_memory, retriever, length, batch, memory),
-            streams,
+            lambda model, *given: spalm_segment_loss(model, retriever, length, *given),
+            batches,
             recipe,
         ),
     ]

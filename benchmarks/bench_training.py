@@ -26,9 +26,10 @@ import torch
 from spalm.compute import Hardware
 from spalm.corpus import Batch
 from spalm.lm import NetworkSettings, Transformer, count_flops, parameter_count, segment_loss
+from spalm.lm.lane_threads import with_lane_threads
 from spalm.openmp import NO_SPINNING, POLICY
 from spalm.training import OptimiserSettings
-from spalm.training.optimiser import make_optimiser
+from training_steps import TrainingSteps
 
 SEGMENT = MEMORY = 128
 VOCABULARY = 8192
@@ -50,27 +51,20 @@ def peak_gflops() -> float:
 
 
 class Training:
-    """A model and everything that a training step needs."""
+    """A model, and random text that it is trained on."""
 
     def __init__(self, lanes: int, dropout: float = 0.0):
-        network = NETWORK.model_copy(update={"dropout": dropout})
-        self.model = Transformer(network, VOCABULARY).initialise(0)
-        self.optimiser = make_optimiser(OptimiserSettings(learning_rate=1e-4), self.model)
+        model = Transformer(NETWORK.model_copy(update={"dropout": dropout}), VOCABULARY).initialise(0)
+        optimiser = OptimiserSettings(learning_rate=1e-4, clip=0.25)
+        self._steps = TrainingSteps(model, lambda *given: segment_loss(given[0], MEMORY, *given[1:]), optimiser, lanes)
         text = torch.randint(VOCABULARY, (lanes, SEGMENT + 1))
         positions = np.arange(lanes * SEGMENT).reshape(lanes, SEGMENT)
-        self.batch = Batch(positions, text[:, :-1], text[:, 1:])
-        self.tokens = lanes * SEGMENT
-        self.memory: list[torch.Tensor] = []
+        self._batch = Batch(positions, text[:, :-1], text[:, 1:])
+        self.tokens, self.parameters = lanes * SEGMENT, parameter_count(model)
 
     def step(self) -> float:
-        """Makes a training step (forward, backward, clipping, update) and returns its seconds."""
-        began = time.perf_counter()
-        loss, self.memory = segment_loss(self.model, MEMORY, self.batch, self.memory)
-        (loss / self.tokens).backward()
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 0.25)
-        self.optimiser.step()
-        self.optimiser.zero_grad(set_to_none=True)
-        return time.perf_counter() - began
+        """Makes a training step and returns its seconds."""
+        return self._steps.step(self._batch)
 
 
 def measure_training(rounds: int, lanes: int) -> dict[str, float]:
@@ -94,7 +88,7 @@ def measure_training(rounds: int, lanes: int) -> dict[str, float]:
         "best_fraction_of_peak": lanes * SEGMENT / min(seconds["plain"]) * flops / max(peaks) / 1e9,
         "tokens_per_second_with_dropout": speed["dropout 0.1"],
         "lanes": lanes,
-        "parameters": parameter_count(subjects["plain"].model),
+        "parameters": subjects["plain"].parameters,
     }
 
 
@@ -138,14 +132,14 @@ def measure_taken_core(rounds: int, lanes: int, threads: int | None) -> dict[str
 def measure_reading(rounds: int) -> dict[str, float]:
     """Returns the speeds of evaluation (16 lanes, memories of 128 and 1,024) and generation (one lane, memory 512)."""
     model = Transformer(NETWORK, VOCABULARY).initialise(0).eval()
-    found = {}
+    reader, found = with_lane_threads(model), {}
     for memory in (128, 1024):
-        state, text = model.empty_state(memory, SEGMENT), torch.randint(VOCABULARY, (16, SEGMENT))
+        state, text = reader.empty_state(memory, SEGMENT), torch.randint(VOCABULARY, (16, SEGMENT))
         seconds = []
         for _ in range(memory // SEGMENT + rounds):
             began = time.perf_counter()
-            hidden = model.hidden(text, state)
-            model.target_log_probabilities(hidden.flatten(0, 1), text.flatten())
+            hidden = reader.hidden(text, state)
+            reader.target_log_probabilities(hidden.flatten(0, 1), text.flatten())
             seconds.append(time.perf_counter() - began)
         found[f"evaluation_tokens_per_second_memory_{memory}"] = text.numel() / statistics.median(seconds[-rounds:])
     state, token = model.empty_state(512, SEGMENT), torch.zeros(1, 1, dtype=torch.int64)

@@ -11,9 +11,8 @@ NO_SPINNING = {"GOMP_SPINCOUNT": "0", "KMP_BLOCKTIME": "0"}
 def wait_without_spinning() -> None:
     """Makes waiting threads of OpenMP sleep instead of spin, unless the environment says how they are to wait.
 
-    A spinning thread uses up a core that a working one needs: as soon as another process takes one of two cores,
-    training with spinning threads falls to a third of its speed, with sleeping ones to three quarters. Waking a thread
-    takes time too: on an idle virtual machine small networks run slower with sleeping threads (results/log.md).
+    A spinning thread uses up a core that a working one needs when another process shares the machine. Waking a thread
+    takes time too, so training and reading divide the lanes of a batch among threads, which then wait only once a step.
     """
     if POLICY not in os.environ:
         for variable, value in NO_SPINNING.items():

@@ -2,10 +2,12 @@
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
+
+from spalm.training import RandomLayer
 
 
-class Dropout(nn.Module):
+class Dropout(RandomLayer):
     """Dropout whose rate is rounded to a multiple of 1/256.
 
     On a CPU torch draws one random number for every element, which costs more than the layers between. Here each random
@@ -22,7 +24,7 @@ class Dropout(nn.Module):
             return x
         if x.device.type != "cpu":
             return F.dropout(x, self.rate)
-        words = torch.empty((x.numel() + 7) // 8, dtype=torch.int64).random_(-(2**63), None)
+        words = torch.empty((x.numel() + 7) // 8, dtype=torch.int64).random_(-(2**63), None, generator=self.generator)
         bytes_ = words.view(torch.uint8)[: x.numel()].view(x.shape)
         return x * ((bytes_ < self._kept) * (256 / self._kept))
 

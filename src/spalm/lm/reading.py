@@ -18,6 +18,7 @@ from torch import Tensor
 from spalm.corpus import TokenSplit, TokenStream
 from spalm.errors import InputError
 from spalm.lm.interface import LanguageModel
+from spalm.lm.lane_threads import with_lane_threads
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ def hidden_states(
     """
     assert reading.by_document or wanted.start % reading.stride == 0
     read = _in_documents if reading.by_document else _with_memory if reading.memory else _in_windows
-    for positions, hidden in read(model, stream, reading, wanted):
+    for positions, hidden in read(with_lane_threads(model), stream, reading, wanted):
         inside = (positions >= wanted.start) & (positions < wanted.stop)
         if inside.all():
             yield positions.reshape(-1), hidden.flatten(0, 1)
@@ -141,7 +142,7 @@ def log_probabilities(
     model: LanguageModel, split: TokenSplit, reading: Reading, positions: range
 ) -> Float[np.ndarray, "positions"]:
     """Returns log p(x_{t+1} | x_<=t) of every position of a range, in order."""
-    found = np.full(len(positions), np.nan, np.float32)
+    model, found = with_lane_threads(model), np.full(len(positions), np.nan, np.float32)
     for group, hidden in hidden_states(model, split, reading, positions):
         targets = torch.from_numpy(split.targets(group)).to(model.device)
         with torch.inference_mode():

@@ -13,6 +13,7 @@ from jaxtyping import Float, Int
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
+from spalm.compute import threads_for
 from spalm.lm.dropout import Dropout
 from spalm.lm.relative_attention import attend, sinusoids
 from spalm.lm.state import LayerState, State
@@ -137,6 +138,7 @@ class Transformer(nn.Module):
         self.layers = nn.ModuleList(Layer(settings) for _ in range(settings.layers))
         self.final_norm = nn.LayerNorm(settings.width) if settings.norm == "pre" else nn.Identity()
         self.dropout = Dropout(settings.dropout)
+        self._weights = sum(weights.numel() for weights in self.layers.parameters())
 
     @property
     def device(self) -> torch.device:
@@ -196,7 +198,8 @@ class Transformer(nn.Module):
 
     def hidden(self, tokens: Int[Tensor, "batch time"], state: State | None) -> Float[Tensor, "batch time width"]:
         """Returns h^R for every token; a state is taken into account and updated in place."""
-        return self(tokens, state=state)[0]
+        with threads_for(2 * tokens.numel() * self._weights):
+            return self(tokens, state=state)[0]
 
     def embed(self, tokens: Int[Tensor, "*batch"]) -> Float[Tensor, "*batch width"]:
         """Returns the tokens' vectors."""

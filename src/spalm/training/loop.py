@@ -3,21 +3,21 @@
 import math
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from pydantic import Field
-from torch import Tensor, nn
+from torch import nn
 
-from spalm.compute import Execution, autocast
+from spalm.compute import Execution
 from spalm.console import bar
-from spalm.corpus import Batch, TokenSplit, TrainingBatches
+from spalm.corpus import TokenSplit, TrainingBatches
 from spalm.errors import InputError
 from spalm.settings import Settings
 from spalm.training import checkpoint
+from spalm.training.gradients import GradientAccumulator, LaneMemories
 from spalm.training.optimiser import OptimiserSettings, learning_rate, make_optimiser
 from spalm.training.replica import Loss, Replica, full_tensor
 from spalm.training.run_log import RunLog
@@ -129,11 +129,12 @@ class _Trainer:
         lanes = self._ranks.own_lanes(settings.batch_size)
         self._batches = TrainingBatches(task.train, settings.batch_size, settings.segment_length, settings.seed, lanes)
         self._replica = Replica(task.model, task.loss, self._device, hardware)
+        self._accumulator = GradientAccumulator(self._replica, len(lanes), settings.micro_batch, bf16=settings.bf16)
         self._optimiser = make_optimiser(settings.optimiser, self._replica.model)
         if self._ranks.distributed:
             # DDP settles the order in which it adds up gradients after its first pass. So the first pass is one that
             # does not count; otherwise the first step after a resume would be rounded differently.
-            self._gradients(task.first_step, [])
+            self._add_gradients(task.first_step, [])
             self._optimiser.zero_grad(set_to_none=True)
         torch.manual_seed(settings.seed + 1 + self._ranks.rank)  # for dropout; the parameters were drawn before
         self.progress, lanes_memory = checkpoint.load(
@@ -146,7 +147,7 @@ class _Trainer:
         )
         remedy = "run the same command again when all machines see the same files"
         self._ranks.refuse_unless_equal(self.progress.step, "checkpoints", remedy)
-        self._memories = _by_micro_batch(lanes_memory, settings)
+        self._memories = self._accumulator.split_memory(lanes_memory)
         self._log = None
         if self._ranks.is_first:
             self._log = RunLog(directory, self.progress.step, tensorboard=execution.tensorboard)
@@ -160,7 +161,7 @@ class _Trainer:
             group["lr"] = rate
         if self._batches.starts_epoch(number):
             self._memories = []
-        own_loss, self._memories = self._gradients(number, self._memories)
+        own_loss, self._memories = self._add_gradients(number, self._memories)
         save_due = self._ranks.is_first and self._is_save_due()  # clocks differ: one rank decides for all
         summed, save = self._ranks.sum(own_loss, save_due)
         loss = summed / self._ranks.world_size
@@ -175,11 +176,9 @@ class _Trainer:
         self.progress.step += 1
         return _Step(loss, rate, bool(save))
 
-    def _gradients(self, step: int, memories: list[list[Tensor]]) -> tuple[float, list[list[Tensor]]]:
+    def _add_gradients(self, step: int, memories: LaneMemories) -> tuple[float, LaneMemories]:
         """Adds up the gradients of this rank's lanes; returns their mean loss and the memories after the step."""
-        batch, settings = self._batches.batch(step).to(self._device), self._task.settings
-        with autocast(self._device, bf16=settings.bf16):
-            return _accumulate(self._replica.loss, batch, memories, settings, self._replica.without_exchange)
+        return self._accumulator.add(self._batches.batch(step).to(self._device), memories)
 
     def evaluate(self) -> None:
         """Measures the loss on dev and keeps the parameters if they are the best so far."""
@@ -237,31 +236,3 @@ class _SpeedMeter:
         self.speed = self._tokens_per_step * (step - self._step) / max(now - self._time, 1e-9)
         self._step, self._time = step, now
         return self.speed
-
-
-def _by_micro_batch(lanes: list[Tensor], settings: TrainingSettings) -> list[list[Tensor]]:
-    """Divides every layer's memory of all lanes into the memories of the micro-batches."""
-    return [list(part) for part in zip(*(layer.split(settings.micro_batch or len(layer)) for layer in lanes))]
-
-
-def _accumulate(
-    loss: Callable[[Batch, list[Tensor]], tuple[Tensor, list[Tensor]]],
-    batch: Batch,
-    memories: list[list[Tensor]],
-    settings: TrainingSettings,
-    before_last: Callable[[], AbstractContextManager] = nullcontext,
-) -> tuple[float, list[list[Tensor]]]:
-    """Adds up the gradients of one step, micro-batch by micro-batch; returns the mean loss and the new memories.
-
-    `before_last` makes a context around every micro-batch but the last.
-    """
-    lanes, tokens = len(batch.targets), batch.targets.numel()
-    size = min(settings.micro_batch or lanes, lanes)
-    total, after = 0.0, []
-    for part, first in enumerate(range(0, lanes, size)):
-        with nullcontext() if first + size >= lanes else before_last():
-            summed, memory = loss(batch.lanes(first, first + size), memories[part] if memories else [])
-            (summed / tokens).backward()
-        total += summed.item()
-        after.append(memory)
-    return total / tokens, after

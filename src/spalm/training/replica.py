@@ -46,6 +46,9 @@ class Replica:
         else:
             module.to(device)
         copied = self._ranks.distributed and not self._sharded
+        alone = device.type == "cpu" and not self._ranks.distributed and not hardware.compile
+        self.threads = torch.get_num_threads() if alone else 1
+        """Number of threads that can divide the lanes among them."""
         self.loss = DistributedDataParallel(module, gradient_as_bucket_view=True) if copied else module
 
     def without_exchange(self) -> AbstractContextManager:
