@@ -4,6 +4,7 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -183,13 +184,23 @@ def test_the_digest_tells_weights_and_tokenisers_apart(tiny, copy):
 
 @pytest.mark.slow
 def test_a_gguf_file_is_converted_exactly_and_once(smollm2):
+    from gguf import GGUFReader
+    from gguf.quants import dequantize
+
     gguf, folder = smollm2
     before = (folder / "model.safetensors").stat().st_mtime_ns
     model = locate_pretrained(str(gguf), folder).load(CPU)
     assert (folder / "model.safetensors").stat().st_mtime_ns == before
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
+    names = {
+        "token_embd.weight": "model.embed_tokens.weight",
+        "blk.7.ffn_up.weight": "model.layers.7.mlp.up_proj.weight",
+        "output_norm.weight": "model.norm.weight",
+    }
+    parameters = dict(model.model.named_parameters())
+    stored = {tensor.name: tensor for tensor in GGUFReader(gguf).tensors if tensor.name in names}
+    for name, ours in names.items():
+        expected = dequantize(stored[name].data, stored[name].tensor_type)
+        np.testing.assert_array_equal(parameters[ours].numpy(), expected)
     tokens = torch.tensor([PretrainedTokeniser.of_model(folder).prompt("The capital of France is")])
-    with torch.no_grad():
-        expected = theirs(tokens).logits
-    torch.testing.assert_close(model.logits(model.hidden(tokens)), expected, rtol=1e-4, atol=1e-3)
-    assert PretrainedTokeniser.of_model(folder).spell(int(expected[0, -1].argmax())) == " Paris"
+    likeliest = model.logits(model.hidden(tokens))[0, -1].argmax()
+    assert PretrainedTokeniser.of_model(folder).spell(int(likeliest)) == " Paris"
