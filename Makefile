@@ -9,8 +9,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 # The tests start many processes: each would compile the package anew where nothing compiled is kept.
-# Three of them on two cores, because many tests wait for a process or a server.
-PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n 3 --dist worksteal
+PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n 2 --dist worksteal
 BENCHMARKS := attach training neighbours spalm ray disk plan
 
 .PHONY: setup demo lint quick-tests all-tests check test docs bench $(addprefix bench-,$(BENCHMARKS)) clean

@@ -5,7 +5,7 @@ import pytest
 import spalm
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", autouse=True)
 def auto():
     """transformers, whose auto classes know the models of spalm."""
     transformers = pytest.importorskip("transformers")
