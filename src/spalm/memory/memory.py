@@ -5,6 +5,7 @@
     MEMORY/catalogue.sqlite    documents, shards, versions (see catalogue.py)
     MEMORY/shards/N.keys       float16, a row for each entry (see shards.py)
     MEMORY/shards/N.tokens     int32: the token that came next
+    MEMORY/exact/              sorted contexts, by which exact matches are found (see exact/index.py)
 
 Entries are numbered in the order in which they are remembered. The number, an entry's id, never changes and is never
 used again.
@@ -29,6 +30,7 @@ from spalm.errors import InputError
 from spalm.memory.catalogue import Catalogue, record_version
 from spalm.memory.compaction import rewrite_shards
 from spalm.memory.entries import Entries, LiveDocuments
+from spalm.memory.exact import ExactIndex
 from spalm.memory.projection import Projection
 from spalm.memory.shards import Shards
 from spalm.memory.verification import verify_file, verify_shards
@@ -40,8 +42,9 @@ _PROJECTION = "projection"
 """File of the projection from hidden states to keys."""
 _FORMAT = 1
 """Version of the files' format."""
-PARTIAL_FILES = {"shards", _PROJECTION, *(name + TEMPORARY for name in (IDENTITY, _PROJECTION, "catalogue.sha256"))}
-PARTIAL_FILES |= {"catalogue.sqlite", "catalogue.sqlite-journal", "catalogue.sha256", "catalogue.pending"}
+PARTIAL_FILES = {"shards", "exact", "catalogue.sqlite", "catalogue.sqlite-journal", "catalogue.pending"}
+for _name in (IDENTITY, _PROJECTION, "catalogue.sha256"):
+    PARTIAL_FILES |= {_name + TEMPORARY} if _name == IDENTITY else {_name, _name + TEMPORARY}
 """Files that a kill can leave of a memory that was being made."""
 
 
@@ -81,7 +84,9 @@ class Memory:
             raise InputError(
                 f"{self.directory} has format {content['format']}, this spalm reads {_FORMAT}; upgrade spalm"
             )
+        self.vocabulary = int(self.identity["encoder"]["vocabulary"])
         self.catalogue = Catalogue(self.directory)
+        self.exact = ExactIndex(self)
         self.shards = Shards(self.directory / "shards", self.width)
         self._view: tuple[int, Entries] | None = None
 
@@ -93,7 +98,7 @@ class Memory:
     def create(cls, directory: Path, identity: dict[str, Any], projection: Projection | None = None) -> "Memory":
         """Makes an empty memory for keys of `identity`. `memory.json` comes last: a folder without it is no memory."""
         (directory / "shards").mkdir(parents=True, exist_ok=True)
-        for leftover in PARTIAL_FILES - {"shards"}:
+        for leftover in PARTIAL_FILES - {"shards", "exact"}:
             (directory / leftover).unlink(missing_ok=True)
         files = {}
         if projection is not None:
@@ -218,6 +223,7 @@ class Memory:
             rewrite_shards(self.catalogue, self.shards, self.entries())
             self.catalogue.vacuum()
             self.clear_leftovers()
+            self.exact.compact()
             return before - self._bytes()
 
     def clear_leftovers(self) -> None:
@@ -230,6 +236,7 @@ class Memory:
         for name, digest in self._files.items():
             verify_file(self.directory / name, digest)
         verify_shards(self.catalogue, self.shards)
+        self.exact.verify()
         return self._bytes()
 
     def _bytes(self) -> int:

@@ -121,6 +121,7 @@ def remember(
                 _add_shard(memory, batch, first_id, part, shard=writer.shard(part), digests=digests)
                 shown.say(f"{part.last:,} entries of width {memory.width}")
         _publish(memory, batch, first_id, stream)
+    memory.exact.catch_up(execution)
     return True
 
 

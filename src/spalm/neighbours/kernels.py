@@ -6,31 +6,17 @@ release Python's lock, so that threads run side by side.
 A score is q.k - |k|^2 / 2: it falls as the distance of query q and key k grows.
 """
 
-import inspect
-from collections.abc import Callable
-from typing import ParamSpec, TypeVar
-
-import numba
 import numpy as np
 
+from spalm.compute.compiled import compiled
 from spalm.memory import MISSING
 
-_Parameters = ParamSpec("_Parameters")
-_Result = TypeVar("_Result")
 _TILE = 64
 """Number of scores that are compared with a query's lowest kept score together: most tiles have none above it."""
 
 
-def _compiled(function: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result]:
-    """Compiles a loop with numba when it is first called; the result is cached on disk where that is possible."""
-    # Tests may wrap the function in type checks, which numba cannot compile.
-    loop: Callable[_Parameters, _Result] = inspect.unwrap(function)
-    # Not all of fastmath: scores may be infinite, so the compiler must not assume that they are finite.
-    options = {"nogil": True, "fastmath": {"nnan", "nsz", "reassoc", "contract"}}
-    try:
-        return numba.njit(loop, cache=True, **options)
-    except RuntimeError:  # no folder for the cache: compiled again in every process
-        return numba.njit(loop, **options)
+# Not all of fastmath: scores may be infinite, so the compiler must not assume that they are finite.
+_compiled = compiled(fastmath={"nnan", "nsz", "reassoc", "contract"})
 
 
 @_compiled

@@ -1,0 +1,224 @@
+"""The index of exact matches: sorted contexts of a memory's documents, in shards that are never changed.
+
+    MEMORY/exact/shards.json     names of the shards in use
+    MEMORY/exact/N/              an artifact: text, suffixes, first_ids, borders (see suffixes.py)
+
+What counts is the catalogue of the memory. A document that is in no shard yet is sorted when it is first searched for;
+one that was forgotten is left out of every search at once, and of the files when the memory is compacted.
+"""
+
+import json
+import shutil
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from jaxtyping import Int
+
+from spalm.artifact import Artifact, Draft, Stage, digest_of_json, only_writer, write_json
+from spalm.compute import Execution, JobPart, ProgressCallback, SentByFields, in_order, map_in_threads
+from spalm.console import bar
+from spalm.errors import InputError
+from spalm.memory.entries import Entries
+from spalm.memory.exact.matches import Excluded, Matches, SearchedContexts, find_matches
+from spalm.memory.exact.suffixes import SortedContexts, sort_contexts
+
+if TYPE_CHECKING:
+    from spalm.memory.memory import Memory
+
+KIND = "sorted contexts"
+"""Kind of artifact."""
+VERSION = 1
+"""Version of the files' format."""
+SHARD_TOKENS = 1 << 25
+"""Number of tokens of a full shard. Sorting takes some 20 bytes of RAM for each."""
+_MOST_SMALL = 8
+"""Number of shards below half of that size from which on they are sorted again together."""
+_QUERIES = 2048
+"""Number of queries that are searched at a time."""
+_LIST = "shards.json"
+"""File that names the shards in use."""
+
+
+@dataclass(frozen=True)
+class _Documents:
+    """Documents to sort: the id of each one's first entry and its number of entries, in the order of the ids."""
+
+    first_ids: Int[np.ndarray, "documents"]
+    entries: Int[np.ndarray, "documents"]
+
+    def __getitem__(self, which: Any) -> "_Documents":
+        return _Documents(self.first_ids[which], self.entries[which])
+
+    def parts(self, size: int) -> list[JobPart]:
+        """Returns groups of documents of about `size` entries each; a longer document is a group of its own."""
+        ends = np.cumsum(self.entries)
+        parts, first = [], 0
+        while first < len(ends):
+            before = ends[first] - self.entries[first]
+            last = max(first + 1, int(np.searchsorted(ends, before + size, side="right")))
+            parts.append(JobPart(len(parts), first, last))
+            first = last
+        return parts
+
+    def tokens(self, entries: Entries) -> Int[np.ndarray, "tokens"]:
+        """Returns the tokens of all documents in a row."""
+        rows = entries.rows(self.first_ids)
+        breaks = np.flatnonzero(rows[1:] != rows[:-1] + self.entries[:-1]) + 1
+        runs = zip(np.split(rows, breaks), np.split(self.entries, breaks))
+        return np.concatenate([entries.tokens(int(at[0]), int(at[0] + counts.sum())) for at, counts in runs])
+
+    def sorted(self, entries: Entries, vocabulary: int) -> SortedContexts:
+        """Returns the sorted contexts of the documents."""
+        return sort_contexts(self.tokens(entries), self.entries, self.first_ids, vocabulary)
+
+
+@dataclass(frozen=True)
+class _SortJob(SentByFields):
+    """The job of sorting documents and writing a shard for each part."""
+
+    memory: "Memory"
+    documents: _Documents
+    folder: Path
+    first_shard: int
+    """Number of the first part's shard."""
+
+    def name(self, part: JobPart) -> str:
+        """Returns the name of a part's shard."""
+        return f"{self.first_shard + part.number:08d}"
+
+    def __call__(self, part: JobPart, progress: ProgressCallback) -> str:
+        """Writes the shard of a part and returns its name."""
+        own = self.documents[part.first : part.last]
+
+        def fill(draft: Draft) -> tuple[dict[str, Any], list[str]]:
+            made = own.sorted(self.memory.entries(), self.memory.vocabulary)
+            for name in ("text", "suffixes", "first_ids", "borders"):
+                draft.write_array(name, getattr(made, name))
+            return {"tokens": int(own.entries.sum())}, []
+
+        documents = digest_of_json([own.first_ids.tolist(), own.entries.tolist()])
+        Stage(KIND, VERSION, {"documents": documents}, {"keys": self.memory.lineage()[0]}, cheap=True).make(
+            self.folder / self.name(part), fill
+        )
+        progress(len(part))
+        return self.name(part)
+
+
+class ExactIndex:
+    """Exact matches in a memory. Every search sees the documents that the memory holds at that moment."""
+
+    def __init__(self, memory: "Memory"):
+        self._memory, self.folder = memory, memory.directory / "exact"
+        self._open = lru_cache(maxsize=256)(self._open_shard)
+        self._searched: tuple[Entries, list[str], list[SearchedContexts]] | None = None
+
+    def find(self, queries: Int[np.ndarray, "n length"], excluded: Excluded | None = None) -> Matches:
+        """Returns the matches of some queries (see `reversed_contexts`)."""
+        shards = self._shards()
+        if len(queries) <= _QUERIES:
+            return find_matches(shards, queries, excluded)
+        rows = [slice(begin, begin + _QUERIES) for begin in range(0, len(queries), _QUERIES)]
+
+        def find(which: slice) -> Matches:
+            own = None if excluded is None else Excluded(excluded.first[which], excluded.last[which])
+            return find_matches(shards, queries[which], own)
+
+        return Matches.concatenate(map_in_threads(find, rows, count=torch.get_num_threads()))
+
+    def catch_up(self, execution: Execution | None = None) -> None:
+        """Sorts documents that are in no shard yet and writes them. Many small shards are sorted again together."""
+        with self._writing():
+            small = [name for name in self._names() if self._open(name)[0].facts["tokens"] < SHARD_TOKENS // 2]
+            self._write(set(small) if len(small) >= _MOST_SMALL else set(), execution or Execution())
+
+    def compact(self) -> None:
+        """Removes the text of forgotten documents from the files: shards that hold any are sorted again without it."""
+        if self.folder.exists():
+            live = self._memory.entries().live_documents.first_ids
+            with self._writing():
+                names = self._names()
+                partly_dead = {name for name in names if not np.isin(self._open(name)[1].first_ids, live).all()}
+                self._write(partly_dead, Execution())
+
+    def verify(self) -> None:
+        """Reads every byte of the shards in use and compares it with its digest."""
+        for name in self._names():
+            Artifact(self.folder / name, KIND).verify()
+
+    def _writing(self) -> Any:
+        """Returns a context in which no other process writes the index."""
+        self.folder.mkdir(exist_ok=True)
+        return only_writer(self.folder)
+
+    def _write(self, replaced: set[str], execution: Execution) -> None:
+        """Writes shards of all documents that are in none but the `replaced` ones, which are removed."""
+        names = self._names()
+        kept = [name for name in names if name not in replaced]
+        documents = self._unsorted(self._memory.entries(), kept)
+        if len(documents.first_ids) or replaced:
+            first = 1 + max([int(name) for name in names], default=0)
+            job = _SortJob(self._memory, documents, self.folder, first)
+            parts, engine = documents.parts(SHARD_TOKENS), execution.engine
+            with bar("sort contexts", len(documents.first_ids)) as shown:
+                made = in_order(engine.run_parts(job, parts, shown.advance, threads=1))
+                kept += [name for _, name in made]
+            content = {"shards": kept}
+            write_json(self.folder / _LIST, {**content, "sha256": digest_of_json(content)})
+        for path in self.folder.iterdir():
+            if path.is_dir() and path.name not in kept:
+                shutil.rmtree(path)
+
+    def _names(self) -> list[str]:
+        """Returns the names of the shards in use."""
+        path = self.folder / _LIST
+        if not path.exists():
+            return []
+        try:
+            content = json.loads(path.read_text())
+            names = content["shards"]
+            intact = content["sha256"] == digest_of_json({"shards": names})
+        except (ValueError, KeyError, TypeError):
+            intact, names = False, []
+        if not intact:
+            raise InputError(f"{path} is damaged; remove {self.folder}, and it is made again from the memory")
+        return names
+
+    def _open_shard(self, name: str) -> tuple[Artifact, SortedContexts]:
+        """Opens a shard."""
+        shard = Artifact(self.folder / name, KIND)
+        arrays = (shard.array(part) for part in ("text", "suffixes", "first_ids", "borders"))
+        return shard, SortedContexts(*arrays)
+
+    def _unsorted(self, entries: Entries, names: list[str]) -> _Documents:
+        """Returns the live documents that are in none of these shards."""
+        live = entries.live_documents
+        known = [self._open(name)[1].first_ids for name in names]
+        new = ~np.isin(live.first_ids, np.concatenate(known)) if known else np.ones(len(live), bool)
+        new &= live.entries > 0
+        return _Documents(live.first_ids[new], live.entries[new])
+
+    def _shards(self) -> list[SearchedContexts]:
+        """Returns what is searched: the live documents of the shards, and those that are in none, sorted now."""
+        entries, names = self._memory.entries(), self._names()
+        if self._searched is None or self._searched[0] is not entries or self._searched[1] != names:
+            self._searched = entries, names, self._search_live(entries, names)
+        return self._searched[2]
+
+    def _search_live(self, entries: Entries, names: list[str]) -> list[SearchedContexts]:
+        """Returns the sorted contexts of the live documents, ready to be searched."""
+        found, live = [], entries.live_documents.first_ids
+        for name in names:
+            contexts = self._open(name)[1]
+            alive = np.flatnonzero(np.isin(contexts.first_ids, live))
+            if len(alive) == len(contexts.first_ids):
+                found.append(contexts)
+            elif len(alive):
+                found.append(contexts.only(alive))
+        unsorted = self._unsorted(entries, names)
+        if len(unsorted.first_ids):
+            found.append(unsorted.sorted(entries, self._memory.vocabulary))
+        return [SearchedContexts(contexts, self._memory.vocabulary) for contexts in found]

@@ -1,0 +1,122 @@
+"""Compiled loops that search sorted contexts.
+
+A query is the text before a position, backwards: its last token first, each one higher than its id, ended by BORDER.
+"""
+
+import numpy as np
+
+from spalm.compute.compiled import compiled
+
+
+@compiled()
+def reversed_contexts(tokens, begins, positions, contexts):
+    """Fills `contexts` with the query of each position: the tokens before it, back to where its document begins."""
+    for row in range(len(positions)):
+        for back in range(contexts.shape[1]):
+            place = positions[row] - 1 - back
+            if place < begins[row]:
+                contexts[row, back:] = 0
+                break
+            contexts[row, back] = tokens[place] + 1
+
+
+@compiled()
+def _first_at_least(text, suffixes, back, token, low, high):
+    """Returns the first of suffixes low ... high - 1 whose token `back` places before its end is `token` or higher."""
+    while low < high:
+        middle = (low + high) // 2
+        if text[suffixes[middle] - back] < token:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+@compiled()
+def first_tokens(text, suffixes, vocabulary):
+    """Returns the first suffix that ends with each token or a higher one, for tokens 0 to `vocabulary` + 1."""
+    found = np.empty(vocabulary + 2, np.int64)
+    low = 0
+    for token in range(vocabulary + 2):
+        low = _first_at_least(text, suffixes, 0, token, low, len(suffixes))
+        found[token] = low
+    return found
+
+
+@compiled()
+def count_matches(text, suffixes, starts, queries, begins, ends, lows, highs, totals):
+    """Finds where the last 1, 2, 3, ... tokens of each query stand, and adds their numbers to `totals`.
+
+    The last l + 1 tokens of query q end at suffixes lows[q, l] ... highs[q, l] - 1; what does not occur has an empty
+    range. Places begins[q] ... ends[q] - 1 are not counted. `starts` is what `first_tokens` returned.
+    """
+    longest = queries.shape[1]
+    for query in range(len(queries)):
+        low, high, length = 0, 0, 0
+        token = np.int64(queries[query, 0])
+        if 0 < token < len(starts) - 1:
+            low, high = starts[token], starts[token + 1]
+        while low < high:
+            lows[query, length], highs[query, length] = low, high
+            totals[query, length] += high - low
+            length += 1
+            if length == longest:
+                break
+            token = np.int64(queries[query, length])
+            if token == 0:
+                break
+            if high - low == 1:  # nothing left to divide
+                if text[suffixes[low] - length] != token:
+                    break
+                continue
+            low = _first_at_least(text, suffixes, length, token, low, high)
+            high = _first_at_least(text, suffixes, length, token + 1, low, high)
+        for rest in range(length, longest):
+            lows[query, rest] = highs[query, rest] = 0
+        for place in range(begins[query], ends[query]):
+            back = 0
+            while back < length and text[place - back] == queries[query, back]:
+                totals[query, back] -= 1
+                back += 1
+
+
+@compiled()
+def choose_lengths(totals, least_counts, lengths):
+    """Sets lengths[q, i] to the length of the longest match of query q that stands at least_counts[i] places."""
+    for query in range(len(totals)):
+        for level in range(len(least_counts)):
+            length = 0
+            while length < totals.shape[1] and totals[query, length] >= least_counts[level]:
+                length += 1
+            lengths[query, level] = length
+
+
+@compiled()
+def take_occurrences(
+    text, suffixes, first_ids, borders, lows, highs, begins, ends, lengths, totals, still_open, filled, ids, tokens
+):
+    """Adds the entries after some occurrences of the matches in one shard to `ids` and `tokens`.
+
+    Occurrences are taken at equal distances among all of them; filled[q, i] is the number of those taken so far of a
+    match of length lengths[q, i]. Only matches with still_open[q, i] are looked at. What stands at the end of a
+    document has no entry after it, and places begins[q] ... ends[q] - 1 are left out.
+    """
+    wanted = ids.shape[2]
+    for query in range(len(lengths)):
+        for level in range(lengths.shape[1]):
+            length = lengths[query, level]
+            if length == 0 or not still_open[query, level]:
+                continue
+            low, high = lows[query, length - 1], highs[query, length - 1]
+            excluded = ends[query] - begins[query]
+            step = max(1.0, (totals[query, length - 1] - excluded) / wanted)
+            at = np.float64(low)
+            while at < high and filled[query, level] < wanted:
+                place = suffixes[np.int64(at)]
+                at += step
+                if place + 1 == len(text) or text[place + 1] == 0 or begins[query] <= place < ends[query]:
+                    continue
+                document = np.searchsorted(borders, place, side="right") - 1
+                ids[query, level, filled[query, level]] = first_ids[document] + place - borders[document]
+                tokens[query, level, filled[query, level]] = np.int64(text[place + 1]) - 1
+                filled[query, level] += 1

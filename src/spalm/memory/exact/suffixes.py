@@ -1,0 +1,74 @@
+"""The sorted contexts of some documents: the text, and a suffix array of it read backwards.
+
+The text has a border before each document, and every token is one higher than its id, so that the border can be 0:
+
+    text       0 a b c 0 b c d       documents "a b c" and "b c d"
+    suffixes   places of all tokens, sorted by the text that ends there, read from its last token backwards
+
+So the places where any piece of text ends are next to each other in `suffixes`: they are found by binary search, and
+the token at the place after each of them is what followed. A border is lower than every token, hence nothing that is
+looked for extends across it.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Int
+from pydivsufsort import divsufsort
+
+BORDER = 0
+"""Number before each document in the text."""
+
+
+@dataclass(frozen=True)
+class SortedContexts:
+    """Some documents and the order of all their contexts."""
+
+    text: Int[np.ndarray, "places"]
+    """Tokens, each one higher than its id, with a border before each document."""
+    suffixes: Int[np.ndarray, "tokens"]
+    """Places of all tokens, sorted by the text before and at them, read backwards."""
+    first_ids: Int[np.ndarray, "documents"]
+    """Id of each document's first entry, rising."""
+    borders: Int[np.ndarray, "documents"]
+    """Place of the border before each document."""
+
+    def ids_at(self, places: Int[np.ndarray, "*n"]) -> Int[np.ndarray, "*n"]:
+        """Returns the ids of the entries at some places, which must not be borders."""
+        document = np.searchsorted(self.borders, places, side="right") - 1
+        return self.first_ids[document] + places - self.borders[document] - 1
+
+    def places_of(self, ids: Int[np.ndarray, "*n"]) -> Int[np.ndarray, "*n"]:
+        """Returns the place of each entry, which must be in one of the documents."""
+        document = np.searchsorted(self.first_ids, ids, side="right") - 1
+        return self.borders[document] + 1 + ids - self.first_ids[document]
+
+    @property
+    def document_lengths(self) -> Int[np.ndarray, "documents"]:
+        """Number of entries of each document."""
+        return np.diff(np.append(self.borders, len(self.text))) - 1
+
+    def only(self, documents: Int[np.ndarray, "kept"]) -> "SortedContexts":
+        """Returns the same with the contexts of some documents only; the text stays whole."""
+        kept = np.zeros(len(self.text), bool)
+        for begin, length in zip(self.borders[documents] + 1, self.document_lengths[documents]):
+            kept[begin : begin + length] = True
+        return SortedContexts(self.text, self.suffixes[kept[self.suffixes]], self.first_ids, self.borders)
+
+
+def sort_contexts(
+    tokens: Int[np.ndarray, "tokens"],
+    lengths: Int[np.ndarray, "documents"],
+    first_ids: Int[np.ndarray, "documents"],
+    vocabulary: int,
+) -> SortedContexts:
+    """Sorts the contexts of documents, given their tokens in a row and the number of tokens of each."""
+    borders = np.concatenate([[0], np.cumsum(lengths + 1)[:-1]]).astype(np.int64)
+    text = np.zeros(len(tokens) + len(lengths), np.uint16 if vocabulary < 1 << 16 else np.uint32)
+    inside = np.ones(len(text), bool)
+    inside[borders] = False
+    text[inside] = tokens
+    text[inside] += 1
+    suffixes = divsufsort(np.ascontiguousarray(text[::-1]))[len(lengths) :]  # those of borders come first
+    np.subtract(len(text) - 1, suffixes, out=suffixes)
+    return SortedContexts(text, suffixes, first_ids.astype(np.int64), borders)
