@@ -1,6 +1,6 @@
 """The index of exact matches: sorted contexts of a memory's documents, in shards that are never changed.
 
-    MEMORY/exact/shards.json     names of the shards in use
+    MEMORY/exact/shards.json     names of the shards in use, and their digests
     MEMORY/exact/N/              an artifact: text, suffixes, first_ids, borders (see suffixes.py)
 
 What counts is the catalogue of the memory. A document that is in no shard yet is sorted when it is first searched for;
@@ -91,7 +91,7 @@ class _SortJob(SentByFields):
         return f"{self.first_shard + part.number:08d}"
 
     def __call__(self, part: JobPart, progress: ProgressCallback) -> str:
-        """Writes the shard of a part and returns its name."""
+        """Writes the shard of a part and returns its digest."""
         own = self.documents[part.first : part.last]
 
         def fill(draft: Draft) -> tuple[dict[str, Any], list[str]]:
@@ -101,11 +101,28 @@ class _SortJob(SentByFields):
             return {"tokens": int(own.entries.sum())}, []
 
         documents = digest_of_json([own.first_ids.tolist(), own.entries.tolist()])
-        Stage(KIND, VERSION, {"documents": documents}, {"keys": self.memory.lineage()[0]}, cheap=True).make(
-            self.folder / self.name(part), fill
-        )
+        stage = Stage(KIND, VERSION, {"documents": documents}, {"keys": self.memory.lineage()[0]}, cheap=True)
+        made = stage.make(self.folder / self.name(part), fill)
         progress(len(part))
-        return self.name(part)
+        return made.digest
+
+
+@dataclass(frozen=True)
+class _Shard:
+    """A shard on disk: its files are mapped only when they are searched."""
+
+    artifact: Artifact
+    first_ids: Int[np.ndarray, "documents"]
+    """Id of each document's first entry."""
+
+    @property
+    def small(self) -> bool:
+        """Whether the shard is less than half full."""
+        return 2 * self.artifact.facts["tokens"] < SHARD_TOKENS
+
+    def contexts(self) -> SortedContexts:
+        """Returns the sorted contexts, memory-mapped."""
+        return SortedContexts(*(self.artifact.array(name) for name in ("text", "suffixes", "first_ids", "borders")))
 
 
 class ExactIndex:
@@ -114,7 +131,7 @@ class ExactIndex:
     def __init__(self, memory: "Memory"):
         self._memory, self.folder = memory, memory.directory / "exact"
         self._open = lru_cache(maxsize=256)(self._open_shard)
-        self._searched: tuple[Entries, list[str], list[SearchedContexts]] | None = None
+        self._searched: tuple[Entries, dict[str, str], list[SearchedContexts]] | None = None
 
     def find(self, queries: Int[np.ndarray, "n length"], excluded: Excluded | None = None) -> Matches:
         """Returns the matches of some queries (see `reversed_contexts`)."""
@@ -132,22 +149,21 @@ class ExactIndex:
     def catch_up(self, execution: Execution | None = None) -> None:
         """Sorts documents that are in no shard yet and writes them. Many small shards are sorted again together."""
         with self._writing():
-            small = [name for name in self._names() if self._open(name)[0].facts["tokens"] < SHARD_TOKENS // 2]
-            self._write(set(small) if len(small) >= _MOST_SMALL else set(), execution or Execution())
+            small = {name for name, shard in self._in_use().items() if shard.small}
+            self._write(small if len(small) >= _MOST_SMALL else set(), execution or Execution())
 
     def compact(self) -> None:
         """Removes the text of forgotten documents from the files: shards that hold any are sorted again without it."""
         if self.folder.exists():
             live = self._memory.entries().live_documents.first_ids
             with self._writing():
-                names = self._names()
-                partly_dead = {name for name in names if not np.isin(self._open(name)[1].first_ids, live).all()}
-                self._write(partly_dead, Execution())
+                shards = self._in_use().items()
+                self._write({name for name, shard in shards if not np.isin(shard.first_ids, live).all()}, Execution())
 
     def verify(self) -> None:
         """Reads every byte of the shards in use and compares it with its digest."""
-        for name in self._names():
-            Artifact(self.folder / name, KIND).verify()
+        for shard in self._in_use().values():
+            shard.artifact.verify()
 
     def _writing(self) -> Any:
         """Returns a context in which no other process writes the index."""
@@ -156,69 +172,74 @@ class ExactIndex:
 
     def _write(self, replaced: set[str], execution: Execution) -> None:
         """Writes shards of all documents that are in none but the `replaced` ones, which are removed."""
-        names = self._names()
-        kept = [name for name in names if name not in replaced]
-        documents = self._unsorted(self._memory.entries(), kept)
+        listed = self._listed()
+        kept = {name: digest for name, digest in listed.items() if name not in replaced}
+        documents = self._unsorted(self._memory.entries(), [self._open(*shard) for shard in kept.items()])
         if len(documents.first_ids) or replaced:
-            first = 1 + max([int(name) for name in names], default=0)
-            job = _SortJob(self._memory, documents, self.folder, first)
+            job = _SortJob(self._memory, documents, self.folder, 1 + max(map(int, listed), default=0))
             parts, engine = documents.parts(SHARD_TOKENS), execution.engine
             with bar("sort contexts", len(documents.first_ids)) as shown:
                 made = in_order(engine.run_parts(job, parts, shown.advance, threads=1))
-                kept += [name for _, name in made]
-            content = {"shards": kept}
-            write_json(self.folder / _LIST, {**content, "sha256": digest_of_json(content)})
+                kept |= {job.name(part): digest for part, digest in made}
+            write_json(self.folder / _LIST, {"shards": kept, "sha256": digest_of_json(kept)})
         for path in self.folder.iterdir():
             if path.is_dir() and path.name not in kept:
                 shutil.rmtree(path)
 
-    def _names(self) -> list[str]:
-        """Returns the names of the shards in use."""
+    def _listed(self) -> dict[str, str]:
+        """Returns the names of the shards in use, and their digests."""
         path = self.folder / _LIST
         if not path.exists():
-            return []
+            return {}
         try:
             content = json.loads(path.read_text())
-            names = content["shards"]
-            intact = content["sha256"] == digest_of_json({"shards": names})
-        except (ValueError, KeyError, TypeError):
-            intact, names = False, []
+            intact = set(content) == {"shards", "sha256"} and content["sha256"] == digest_of_json(content["shards"])
+        except (ValueError, TypeError):
+            intact, content = False, {}
         if not intact:
-            raise InputError(f"{path} is damaged; remove {self.folder}, and it is made again from the memory")
-        return names
+            raise self._damaged(path)
+        return content["shards"]
 
-    def _open_shard(self, name: str) -> tuple[Artifact, SortedContexts]:
-        """Opens a shard."""
+    def _damaged(self, path: Path) -> InputError:
+        """Returns the error that reports damage of the index."""
+        return InputError(f"{path} is damaged; remove {self.folder}, and it is made again from the memory")
+
+    def _open_shard(self, name: str, digest: str) -> _Shard:
+        """Opens a shard; refuses one whose manifest was changed."""
         shard = Artifact(self.folder / name, KIND)
-        arrays = (shard.array(part) for part in ("text", "suffixes", "first_ids", "borders"))
-        return shard, SortedContexts(*arrays)
+        if shard.digest != digest:
+            raise self._damaged(self.folder / name)
+        return _Shard(shard, np.array(shard.array("first_ids")))
 
-    def _unsorted(self, entries: Entries, names: list[str]) -> _Documents:
+    def _in_use(self) -> dict[str, _Shard]:
+        """Returns the shards in use by name."""
+        return {name: self._open(name, digest) for name, digest in self._listed().items()}
+
+    @staticmethod
+    def _unsorted(entries: Entries, shards: list[_Shard]) -> _Documents:
         """Returns the live documents that are in none of these shards."""
         live = entries.live_documents
-        known = [self._open(name)[1].first_ids for name in names]
+        known = [shard.first_ids for shard in shards]
         new = ~np.isin(live.first_ids, np.concatenate(known)) if known else np.ones(len(live), bool)
         new &= live.entries > 0
         return _Documents(live.first_ids[new], live.entries[new])
 
     def _shards(self) -> list[SearchedContexts]:
         """Returns what is searched: the live documents of the shards, and those that are in none, sorted now."""
-        entries, names = self._memory.entries(), self._names()
-        if self._searched is None or self._searched[0] is not entries or self._searched[1] != names:
-            self._searched = entries, names, self._search_live(entries, names)
+        entries, listed = self._memory.entries(), self._listed()
+        if self._searched is None or self._searched[0] is not entries or self._searched[1] != listed:
+            self._searched = entries, listed, self._search_live(entries)
         return self._searched[2]
 
-    def _search_live(self, entries: Entries, names: list[str]) -> list[SearchedContexts]:
+    def _search_live(self, entries: Entries) -> list[SearchedContexts]:
         """Returns the sorted contexts of the live documents, ready to be searched."""
-        found, live = [], entries.live_documents.first_ids
-        for name in names:
-            contexts = self._open(name)[1]
-            alive = np.flatnonzero(np.isin(contexts.first_ids, live))
-            if len(alive) == len(contexts.first_ids):
-                found.append(contexts)
-            elif len(alive):
-                found.append(contexts.only(alive))
-        unsorted = self._unsorted(entries, names)
+        found, live, shards = [], entries.live_documents.first_ids, list(self._in_use().values())
+        for shard in shards:
+            alive = np.flatnonzero(np.isin(shard.first_ids, live))
+            if len(alive):
+                contexts = shard.contexts()
+                found.append(contexts if len(alive) == len(shard.first_ids) else contexts.only(alive))
+        unsorted = self._unsorted(entries, shards)
         if len(unsorted.first_ids):
             found.append(unsorted.sorted(entries, self._memory.vocabulary))
         return [SearchedContexts(contexts, self._memory.vocabulary) for contexts in found]

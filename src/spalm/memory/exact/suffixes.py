@@ -13,7 +13,7 @@ looked for extends across it.
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Int, Integer, UInt
 from pydivsufsort import divsufsort
 
 BORDER = 0
@@ -24,7 +24,7 @@ BORDER = 0
 class SortedContexts:
     """Some documents and the order of all their contexts."""
 
-    text: Int[np.ndarray, "places"]
+    text: UInt[np.ndarray, "places"]
     """Tokens, each one higher than its id, with a border before each document."""
     suffixes: Int[np.ndarray, "tokens"]
     """Places of all tokens, sorted by the text before and at them, read backwards."""
@@ -57,7 +57,7 @@ class SortedContexts:
 
 
 def sort_contexts(
-    tokens: Int[np.ndarray, "tokens"],
+    tokens: Integer[np.ndarray, "tokens"],
     lengths: Int[np.ndarray, "documents"],
     first_ids: Int[np.ndarray, "documents"],
     vocabulary: int,
