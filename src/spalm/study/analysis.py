@@ -13,8 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -22,7 +20,7 @@ from rich.text import Text
 
 from spalm.artifact import write_atomically, write_json
 from spalm.runs import FinishedRun, HeldOut, RowName
-from spalm.study.drawing import draw_figure, save_figure
+from spalm.study.drawing import Axes, Figure, draw_figure, save_figure
 
 Cell = str | int | float | None
 """A cell of a table; None is shown as empty."""

@@ -7,15 +7,16 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from html import escape
 from pathlib import Path
-from typing import Any
-
-import matplotlib
-from cycler import cycler
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.text import Text
+from typing import TYPE_CHECKING, Any
 
 from spalm.artifact import write_atomically
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.text import Text
+else:  # matplotlib takes half a second to import, so it is imported when a picture is drawn
+    Axes = Figure = Text = Any
 
 COLOURS = ["#3567b0", "#d9772b", "#2f9470", "#b5468b", "#8a6d1f", "#6b6b6b"]
 """Colours of series. Colour-blind readers can tell them apart, on white and on black."""
@@ -27,7 +28,6 @@ _INK = "#1a2b3c"
 _STYLE: dict[Any, Any] = {
     "axes.edgecolor": _INK,
     "axes.labelcolor": _INK,
-    "axes.prop_cycle": cycler(color=COLOURS),
     "axes.spines.right": False,
     "axes.spines.top": False,
     "axes.titlesize": "medium",
@@ -48,7 +48,10 @@ _STYLE: dict[Any, Any] = {
 
 @contextmanager
 def _styled() -> Iterator[None]:
-    with matplotlib.rc_context(_STYLE), warnings.catch_warnings():
+    import matplotlib
+    from cycler import cycler
+
+    with matplotlib.rc_context({**_STYLE, "axes.prop_cycle": cycler(color=COLOURS)}), warnings.catch_warnings():
         # A token may hold any character; one that the font lacks is drawn as a box.
         warnings.filterwarnings("ignore", message="Glyph")
         yield
@@ -56,6 +59,8 @@ def _styled() -> Iterator[None]:
 
 def draw_figure(draw: Callable[[Axes], None], width: float, height: float) -> Figure:
     """Returns a picture of a given size in inches, drawn by `draw`."""
+    from matplotlib.figure import Figure
+
     with _styled():
         figure = Figure((width, height), layout="constrained")
         draw(figure.subplots())

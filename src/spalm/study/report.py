@@ -9,7 +9,6 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-import jinja2
 import numpy as np
 import yaml
 from markupsafe import Markup
@@ -77,11 +76,13 @@ def write_report(run: FinishedRun, folder: Path) -> Path:
     return path
 
 
-def _environment() -> jinja2.Environment:
+def _environment() -> Any:
     """Returns the templates' environment. All text is escaped, because a corpus may hold any; only pictures are not."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined  # takes a while to import
+
     templates = str(resources.files("spalm.study"))
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(templates), autoescape=True, undefined=jinja2.StrictUndefined,
+    environment = Environment(
+        loader=FileSystemLoader(templates), autoescape=True, undefined=StrictUndefined,
         trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
     environment.filters["cell"] = format_cell

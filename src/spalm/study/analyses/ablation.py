@@ -4,11 +4,10 @@ import math
 from typing import Any
 
 import numpy as np
-from matplotlib.axes import Axes
 
 from spalm.runs import ROWS, in_all_units, without_memory
 from spalm.study.analysis import Analysis, AnalysisRequest, Cell, DataTable
-from spalm.study.drawing import COLOURS
+from spalm.study.drawing import COLOURS, Axes
 
 
 def ablation_cost(request: AnalysisRequest) -> Analysis:

@@ -10,8 +10,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from matplotlib.axes import Axes
-
 from spalm.artifact import Artifact
 from spalm.compute import Execution
 from spalm.memory import encoder_of
@@ -20,7 +18,7 @@ from spalm.runs import KEY_NETWORK, FinishedRun, Records
 from spalm.runs.evaluation import Evaluation, evaluate_model, in_all_units
 from spalm.semiparametric import TrainedSpalm, train_spalm
 from spalm.study.analysis import Analysis, AnalysisRequest, Cell, DataTable
-from spalm.study.drawing import COLOURS
+from spalm.study.drawing import COLOURS, Axes
 
 COUNTS = (1, 2, 4, 8, 16)
 """Numbers of neighbours in the paper's table."""

@@ -3,12 +3,10 @@
 import json
 from typing import Any
 
-from matplotlib.axes import Axes
-
 from spalm.artifact import Artifact
 from spalm.runs import NETWORKS
 from spalm.study.analysis import Analysis, AnalysisRequest, Cell, DataTable
-from spalm.study.drawing import COLOURS
+from spalm.study.drawing import COLOURS, Axes
 
 
 def training_curves(request: AnalysisRequest) -> Analysis:

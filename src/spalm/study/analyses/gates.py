@@ -1,12 +1,11 @@
 """Values of the gate (the paper's section 5.3): near 1 the prediction is the network's, near 0 the memory's."""
 
 import numpy as np
-from matplotlib.axes import Axes
 
 from spalm.corpus import visible_token
 from spalm.runs.passage import passage_of
 from spalm.study.analysis import Analysis, AnalysisRequest, Cell, DataTable
-from spalm.study.drawing import COLOURS, printable
+from spalm.study.drawing import COLOURS, Axes, printable
 
 _BINS = 40
 """Number of bins of the histogram."""

@@ -1,11 +1,10 @@
 """The share of neighbours whose token is the actual one (the paper's section 5.4)."""
 
 import numpy as np
-from matplotlib.axes import Axes
 
 from spalm.corpus import SPLITS, Split
 from spalm.study.analysis import Analysis, AnalysisRequest, Cell, DataTable
-from spalm.study.drawing import COLOURS, set_log2_axis
+from spalm.study.drawing import COLOURS, Axes, set_log2_axis
 
 _CELLS = 1 << 19
 """Number of neighbours whose tokens are compared at a time."""

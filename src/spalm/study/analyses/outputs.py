@@ -7,13 +7,12 @@ as much: short-term is transformer-XL against the transformer, long-term is SPAL
 from typing import Any
 
 import numpy as np
-from matplotlib.axes import Axes
 
 from spalm.corpus import visible_token
 from spalm.runs import KEY_NETWORK, REFERENCE_ROW
 from spalm.study.analyses.slices import frequency_bins
 from spalm.study.analysis import Analysis, AnalysisRequest, Cell, DataTable
-from spalm.study.drawing import COLOURS, LOSS
+from spalm.study.drawing import COLOURS, LOSS, Axes
 
 THRESHOLD = 0.1
 """Least change of a probability that counts as a gain or a loss."""

@@ -4,11 +4,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from matplotlib.axes import Axes
 
 from spalm.runs.significance import wilcoxon
 from spalm.study.analysis import Analysis, AnalysisRequest, Cell, DataTable
-from spalm.study.drawing import write_text
+from spalm.study.drawing import Axes, write_text
 
 
 def pairwise_significance(request: AnalysisRequest) -> Analysis:

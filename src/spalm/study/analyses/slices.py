@@ -4,12 +4,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from matplotlib.axes import Axes
 
 from spalm.corpus import TokenStream
 from spalm.runs import FinishedRun
 from spalm.study.analysis import Analysis, AnalysisRequest, Cell, DataTable
-from spalm.study.drawing import COLOURS
+from spalm.study.drawing import COLOURS, Axes
 
 Bins = dict[str, np.ndarray]
 """Masks of positions by the name of the bin, in order."""

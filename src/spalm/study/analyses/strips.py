@@ -2,13 +2,10 @@
 
 from typing import Any
 
-from matplotlib.axes import Axes
-from matplotlib.patches import Rectangle
-
 from spalm.corpus import visible_token
 from spalm.runs.passage import passage_of, retrieved_tokens
 from spalm.study.analysis import Analysis, AnalysisRequest, DataTable
-from spalm.study.drawing import HIT, write_text
+from spalm.study.drawing import HIT, Axes, write_text
 
 Lines = list[list[str | None]]
 """For each token: the token itself and the tokens of its neighbours; None where there are fewer neighbours."""
@@ -89,6 +86,8 @@ def _draw(axes: Axes, lines: Lines, hits: list[list[bool]], layout: list[tuple[i
 
 
 def _draw_column(axes: Axes, line: list[str | None], hits: list[bool], *, x: float, top: float, width: float) -> None:
+    from matplotlib.patches import Rectangle
+
     style: dict[str, Any] = {"ha": "center", "va": "center", "family": "monospace", "fontsize": 8}
     middle = x + width / 2
     write_text(axes, middle, top + 0.5, line[0] or "", weight="bold", **style)
