@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from jaxtyping import Int
+from jaxtyping import Int, Integer
 
 from spalm.artifact import Artifact, Draft, Stage, digest_of_json, only_writer, write_json
 from spalm.compute import Execution, JobPart, ProgressCallback, SentByFields, in_order, map_in_threads
@@ -25,6 +25,7 @@ from spalm.errors import InputError
 from spalm.memory.entries import Entries
 from spalm.memory.exact.matches import Excluded, Matches, SearchedContexts, find_matches
 from spalm.memory.exact.suffixes import SortedContexts, sort_contexts
+from spalm.memory.exact.trace import LEAST, NO_DOCUMENTS, VerbatimSpan, find_spans
 
 if TYPE_CHECKING:
     from spalm.memory.memory import Memory
@@ -145,6 +146,15 @@ class ExactIndex:
             return find_matches(shards, queries[which], own)
 
         return Matches.concatenate(map_in_threads(find, rows, count=torch.get_num_threads()))
+
+    def trace(
+        self,
+        tokens: Integer[np.ndarray, "tokens"],
+        least: int = LEAST,
+        left_out: Int[np.ndarray, "documents"] = NO_DOCUMENTS,
+    ) -> list[VerbatimSpan]:
+        """Returns the spans of a text that stand word for word in one document (see `find_spans`)."""
+        return find_spans(self._shards(), tokens, least, left_out)
 
     def catch_up(self, execution: Execution | None = None) -> None:
         """Sorts documents that are in no shard yet and writes them. Many small shards are sorted again together."""

@@ -120,3 +120,69 @@ def take_occurrences(
                 ids[query, level, filled[query, level]] = first_ids[document] + place - borders[document]
                 tokens[query, level, filled[query, level]] = np.int64(text[place + 1]) - 1
                 filled[query, level] += 1
+
+
+@compiled()
+def _stands_outside(suffixes, low, high, begins, ends):
+    """Returns whether one of suffixes low ... high - 1 is in none of the places begins[i] ... ends[i] - 1."""
+    if high - low > (ends - begins).sum():
+        return True
+    for suffix in range(low, high):
+        before = np.searchsorted(begins, suffixes[suffix], side="right") - 1
+        if before < 0 or suffixes[suffix] >= ends[before]:
+            return True
+    return False
+
+
+@compiled()
+def _longest_before(text, suffixes, starts, query, first, last, begins, ends):
+    """Returns the length of the longest end of query[first:last] that stands in the text, and its range of suffixes."""
+    low, high, length = 0, 0, 0
+    while first + length < last:
+        token = query[last - 1 - length]
+        if token <= 0 or token >= len(starts) - 1:
+            break
+        next_low, next_high = low, high
+        if length == 0:
+            next_low, next_high = starts[token], starts[token + 1]
+        elif high - low == 1:  # nothing left to divide
+            next_high -= text[suffixes[low] - length] != token
+        else:
+            next_low = _first_at_least(text, suffixes, length, token, low, high)
+            next_high = _first_at_least(text, suffixes, length, token + 1, next_low, high)
+        if next_low == next_high or not _stands_outside(suffixes, next_low, next_high, begins, ends):
+            break
+        low, high, length = next_low, next_high, length + 1
+    return length, low, high
+
+
+@compiled()
+def maximal_spans(text, suffixes, starts, query, begins, ends):
+    """Returns a row for each span of `query` that stands in the text and cannot be made longer, the last span first.
+
+    `query` is in reading order here. A row is (start, end, low, high): query[start:end] ends at suffixes low ... high
+    - 1. Places begins[i] ... ends[i] - 1, which rise, do not count. Spans rise in start and end alike. So, of two that
+    follow each other, the earlier one ends where the token before the later one, and what comes after it, stops
+    standing in the text: that end is found by bisection.
+    """
+    found = np.empty((len(query), 4), np.int64)
+    count, end = 0, len(query)
+    while end > 0:
+        length, low, high = _longest_before(text, suffixes, starts, query, 0, end, begins, ends)
+        if length == 0:
+            end -= 1
+            continue
+        start = end - length
+        found[count] = start, end, low, high
+        count += 1
+        before = start - 1
+        stands, fails = before, end  # query[before:stands] stands in the text, query[before:fails] does not
+        while fails - stands > 1:
+            middle = (stands + fails) // 2
+            length, _, _ = _longest_before(text, suffixes, starts, query, before, middle, begins, ends)
+            if length == middle - before:
+                stands = middle
+            else:
+                fails = middle
+        end = stands
+    return found[:count]
