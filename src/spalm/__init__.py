@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from spalm.api import CompletedRun, attach, load, register_with_transformers, run
     from spalm.compute import Execution, Hardware
     from spalm.errors import InputError
-    from spalm.generation import Answer, Citation, Model, Score
+    from spalm.generation import Answer, Citation, Model, Score, TracedSpan
     from spalm.memory import Memory
     from spalm.runs import Recipe
 
@@ -35,6 +35,7 @@ __all__ = [
     "Model",
     "Recipe",
     "Score",
+    "TracedSpan",
     "attach",
     "load",
     "register_with_transformers",
@@ -52,6 +53,7 @@ _MODULES = {
     "Model": "spalm.generation",
     "Recipe": "spalm.runs",
     "Score": "spalm.generation",
+    "TracedSpan": "spalm.generation",
     "attach": "spalm.api",
     "load": "spalm.api",
     "register_with_transformers": "spalm.api",

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -13,7 +14,9 @@ from spalm.attachment import Attached, AttachSettings, print_attached, score_fil
 from spalm.cli.options import PORT, Address, Device, Host, OnEngine, Port, Restart, Threads, app, path_for
 from spalm.compute import Execution, Hardware, open_engine
 from spalm.console import say
-from spalm.generation import Sampling, SamplingOptions, citation_lines
+from spalm.errors import InputError
+from spalm.generation import Sampling, SamplingOptions, citation_lines, open_traceable, print_spans, text_of_file
+from spalm.memory.exact import LEAST
 from spalm.settings import read_settings
 
 ModelArgument = Annotated[Path, typer.Argument(metavar="DIR", help="What `spalm attach` made, or a finished run.")]
@@ -96,6 +99,27 @@ def generate(
     print()
     for line in citation_lines(answer, citations or []) if cite else []:
         say(line)
+
+
+@app.command(name="trace")
+def trace_(
+    directory: Annotated[
+        Path, typer.Argument(metavar="DIR", help="What `spalm attach` made, a run, or the memory of one of them.")
+    ],
+    text: Annotated[str | None, typer.Argument(help="The text to trace; - reads it from standard input.")] = None,
+    file: Annotated[Path | None, typer.Option(help="File to trace, instead of a text.")] = None,
+    least: Annotated[int, typer.Option(help="Number of tokens of the shortest span to report.", min=1)] = LEAST,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the spans as JSON.")] = False,
+) -> None:
+    """Find the spans of a text that stand word for word in the memory, with their documents, longest first."""
+    if (text is None) == (file is None):
+        raise InputError("give either a text or --file FILE")
+    given = text_of_file(file) if file is not None else sys.stdin.read() if text == "-" else text or ""
+    found = open_traceable(directory).trace(given, least=least)
+    if as_json:
+        typer.echo(json.dumps([asdict(span) for span in found], indent=2, ensure_ascii=False))
+    else:
+        print_spans(given, found, Console())
 
 
 @app.command(name="serve")

@@ -61,6 +61,11 @@ class PretrainedTokeniser:
         found = self._tokeniser.encode_batch(texts, add_special_tokens=False)
         return [np.array(encoding.ids, np.int64) for encoding in found]
 
+    def encode_with_offsets(self, text: str) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the ids of a text, and a row (start, end) for each: the characters that the token stands for."""
+        encoding = self._tokeniser.encode(text, add_special_tokens=False)
+        return np.array(encoding.ids, np.int64), np.array(encoding.offsets, np.int64).reshape(-1, 2)
+
     def prompt(self, text: str) -> list[int]:
         """Returns the tokens that the model is given to continue a text, with the special tokens it expects."""
         return self._tokeniser.encode(text).ids or [self.start]

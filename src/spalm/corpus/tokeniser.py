@@ -5,6 +5,7 @@ which is what an adaptive softmax needs.
 """
 
 import json
+import re
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -28,6 +29,9 @@ UNKNOWN = "<unk>"
 """Word that stands for every word outside the vocabulary."""
 END_OF_DOCUMENT = "<|document|>"
 """Token of BPE that ends a document, and stands before the first token of a text."""
+
+_WORD_OR_LINE_END = re.compile(r"\n|\S+")
+"""What one token of tokenised text stands for."""
 
 
 class TokeniserSettings(Settings):
@@ -82,6 +86,10 @@ class Tokeniser(Protocol):
         """Returns the ids of each piece of text."""
         ...
 
+    def encode_with_offsets(self, text: str) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the ids of a text, and a row (start, end) for each: the characters that the token stands for."""
+        ...
+
     def decode(self, ids: Iterable[int]) -> str:
         """Returns ids as text."""
         ...
@@ -125,6 +133,10 @@ class ByteTokeniser(OwnTokeniser):
     def encode(self, pieces: Sequence[bytes]) -> list[np.ndarray]:
         return [np.frombuffer(piece, np.uint8) for piece in pieces]
 
+    def encode_with_offsets(self, text: str) -> tuple[np.ndarray, np.ndarray]:
+        character = np.repeat(np.arange(len(text)), [len(letter.encode()) for letter in text])
+        return np.frombuffer(text.encode(), np.uint8), np.stack([character, character + 1], axis=1)
+
     def decode(self, ids: Iterable[int]) -> str:
         return bytes(ids).decode("utf-8", "replace")
 
@@ -167,6 +179,10 @@ class WordTokeniser(OwnTokeniser):
     def encode(self, pieces: Sequence[bytes]) -> list[np.ndarray]:
         unknown = self._ids[UNKNOWN]
         return [np.fromiter((self._ids.get(word, unknown) for word in _words_of(piece)), np.int64) for piece in pieces]
+
+    def encode_with_offsets(self, text: str) -> tuple[np.ndarray, np.ndarray]:
+        offsets = [found.span() for found in _WORD_OR_LINE_END.finditer(text)]
+        return self.encode([text.encode()])[0], np.array(offsets, np.int64).reshape(-1, 2)
 
     def decode(self, ids: Iterable[int]) -> str:
         words = (self._words[index] for index in ids)
@@ -213,6 +229,10 @@ class BpeTokeniser(OwnTokeniser):
     def encode(self, pieces: Sequence[bytes]) -> list[np.ndarray]:
         texts = [piece.decode() for piece in pieces]
         return [np.array(encoding.ids, np.int64) for encoding in self._bpe.encode_batch_fast(texts)]
+
+    def encode_with_offsets(self, text: str) -> tuple[np.ndarray, np.ndarray]:
+        encoding = self._bpe.encode(text)
+        return np.array(encoding.ids, np.int64), np.array(encoding.offsets, np.int64).reshape(-1, 2)
 
     def decode(self, ids: Iterable[int]) -> str:
         return self._bpe.decode(list(ids), skip_special_tokens=False)

@@ -11,6 +11,7 @@ from spalm.generation.model import Model
 from spalm.generation.models import AttachedModels, ModelSet, RunModels, Variant
 from spalm.generation.sampling import Sampling, SamplingOptions
 from spalm.generation.score import Score, TokenScore
+from spalm.generation.trace import Traceable, TracedSpan, open_traceable, print_spans, text_of_file, trace_text
 
 __all__ = [
     "Answer",
@@ -34,6 +35,8 @@ __all__ = [
     "SamplingOptions",
     "Score",
     "TokenScore",
+    "Traceable",
+    "TracedSpan",
     "UnknownDocument",
     "Variant",
     "citation_lines",
@@ -42,6 +45,10 @@ __all__ = [
     "load_model",
     "model_of",
     "open_models",
+    "open_traceable",
+    "print_spans",
     "stream_chunks",
+    "text_of_file",
     "token_texts",
+    "trace_text",
 ]

@@ -18,8 +18,10 @@ from spalm.generation.generate import GenerationOptions, stream_chunks
 from spalm.generation.models import AttachedModels, ModelSet, Variant
 from spalm.generation.sampling import Sampling, SamplingOptions
 from spalm.generation.score import Score, read_states, score_of, score_variant, stream_of_text
+from spalm.generation.trace import TracedSpan, trace_text
 from spalm.lm import LanguageModel, Reading
 from spalm.memory import Encoder, Memory
+from spalm.memory.exact import LEAST
 from spalm.semiparametric import Combiner, Retrieved, Search
 
 if TYPE_CHECKING:
@@ -95,6 +97,13 @@ class Model:
         from spalm.generation.inspection.explain import explain_position
 
         return explain_position(self.explorer, self.variant.name, text, position)
+
+    def trace(self, text: str, *, least: int = LEAST) -> list[TracedSpan]:
+        """Returns the spans of a text that stand word for word in the memory, longest first.
+
+        Spans have at least `least` tokens. They may overlap, but none is part of another.
+        """
+        return trace_text(text, self.tokeniser, self.store, least)
 
     def to_transformers(self) -> "SpalmForCausalLM":
         """Returns the model as a causal LM of transformers, for `generate`, `pipeline` and the like."""
