@@ -12,7 +12,7 @@ from spalm.artifact import MANIFEST
 from spalm.corpus import Corpus, Tokeniser
 from spalm.errors import InputError
 from spalm.memory import Entries, EntrySource, Memory, is_memory
-from spalm.memory.exact import LEAST, VerbatimSpan
+from spalm.memory.exact.trace import LEAST, VerbatimSpan
 
 _SHOWN = 160
 """Number of characters of a span that are shown in a table."""

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from spalm.memory import remember, source_of_text
-from spalm.memory.exact import LONGEST, VerbatimSpan
+from spalm.memory.exact import LONGEST
+from spalm.memory.exact.trace import VerbatimSpan
 from support.stub_memory import StubEncoder, new_memory, stream
 
 

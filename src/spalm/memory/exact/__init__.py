@@ -2,15 +2,5 @@
 
 from spalm.memory.exact.index import ExactIndex
 from spalm.memory.exact.matches import LONGEST, Excluded, Matches, reversed_context, reversed_contexts
-from spalm.memory.exact.trace import LEAST, VerbatimSpan
 
-__all__ = [
-    "LEAST",
-    "LONGEST",
-    "ExactIndex",
-    "Excluded",
-    "Matches",
-    "VerbatimSpan",
-    "reversed_context",
-    "reversed_contexts",
-]
+__all__ = ["LONGEST", "ExactIndex", "Excluded", "Matches", "reversed_context", "reversed_contexts"]
