@@ -23,6 +23,7 @@ from spalm.compute import ray_engine as on_ray
 from spalm.errors import InputError
 from spalm.lm import NetworkSettings, Reading, Transformer
 from spalm.memory import Encoder, Memory, MemorySettings, open_memory, remember, shards, source_of_split
+from spalm.memory.exact import index
 from spalm.memory.remember import _ShardWriter
 from spalm.neighbours import IndexSettings, NeighbourSettings, RamBudget, find_neighbours, make_searcher
 from spalm.neighbours.index import on_disk
@@ -63,6 +64,7 @@ def engine(cluster):
 @pytest.fixture(autouse=True)
 def _small_shards(monkeypatch):
     monkeypatch.setattr(shards, "SHARD_BYTES", 2 * WIDTH * 300)
+    monkeypatch.setattr(index, "SHARD_TOKENS", 700)
 
 
 def encoder(corpus) -> Encoder:
@@ -80,8 +82,10 @@ def remembered(corpus, folder: Path, engine) -> Memory:
 
 
 def contents(memory: Memory) -> dict:
-    """Every byte of the shards, and every row of the catalogue but for the time of day."""
-    files = {path.name: path.read_bytes() for path in memory.shards.folder.iterdir()}
+    """Every byte of the shards and sorted contexts, and every row of the catalogue but for the time of day."""
+    folders = memory.shards.folder, memory.exact.folder
+    paths = [path for folder in folders for path in folder.rglob("*") if path.is_file()]
+    files = {str(path.relative_to(memory.directory)): path.read_bytes() for path in paths}
     with closing(sqlite3.connect(memory.catalogue.path)) as catalogue:
         tables = ("batches", "documents", "shards", "extents")
         rows = {name: catalogue.execute(f"SELECT * FROM {name}").fetchall() for name in tables}

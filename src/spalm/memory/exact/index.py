@@ -1,7 +1,7 @@
 """The index of exact matches: sorted contexts of a memory's documents, in shards that are never changed.
 
     MEMORY/exact/shards.json     names of the shards in use, and their digests
-    MEMORY/exact/N/              an artifact: text, suffixes, first_ids, borders (see suffixes.py)
+    MEMORY/exact/N/              an artifact: the arrays of SortedContexts (see suffixes.py)
 
 What counts is the catalogue of the memory. A document that is in no shard yet is sorted when it is first searched for;
 one that was forgotten is left out of every search at once, and of the files when the memory is compacted.
@@ -9,7 +9,7 @@ one that was forgotten is left out of every search at once, and of the files whe
 
 import json
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,6 +34,8 @@ KIND = "sorted contexts"
 """Kind of artifact."""
 VERSION = 1
 """Version of the files' format."""
+_ARRAYS = [field.name for field in fields(SortedContexts)]
+"""Arrays of a shard, each in a file of its name."""
 SHARD_TOKENS = 1 << 25
 """Number of tokens of a full shard. Sorting takes some 20 bytes of RAM for each."""
 _MOST_SMALL = 8
@@ -97,7 +99,7 @@ class _SortJob(SentByFields):
 
         def fill(draft: Draft) -> tuple[dict[str, Any], list[str]]:
             made = own.sorted(self.memory.entries(), self.memory.vocabulary)
-            for name in ("text", "suffixes", "first_ids", "borders"):
+            for name in _ARRAYS:
                 draft.write_array(name, getattr(made, name))
             return {"tokens": int(own.entries.sum())}, []
 
@@ -123,7 +125,7 @@ class _Shard:
 
     def contexts(self) -> SortedContexts:
         """Returns the sorted contexts, memory-mapped."""
-        return SortedContexts(*(self.artifact.array(name) for name in ("text", "suffixes", "first_ids", "borders")))
+        return SortedContexts(*(self.artifact.array(name) for name in _ARRAYS))
 
 
 class ExactIndex:
@@ -245,10 +247,10 @@ class ExactIndex:
         """Returns the sorted contexts of the live documents, ready to be searched."""
         found, live, shards = [], entries.live_documents.first_ids, list(self._in_use().values())
         for shard in shards:
-            alive = np.flatnonzero(np.isin(shard.first_ids, live))
-            if len(alive):
+            alive = np.isin(shard.first_ids, live)
+            if alive.any():
                 contexts = shard.contexts()
-                found.append(contexts if len(alive) == len(shard.first_ids) else contexts.only(alive))
+                found.append(contexts if alive.all() else contexts.only(alive))
         unsorted = self._unsorted(entries, shards)
         if len(unsorted.first_ids):
             found.append(unsorted.sorted(entries, self._memory.vocabulary))

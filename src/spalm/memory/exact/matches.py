@@ -71,7 +71,7 @@ class SearchedContexts:
     def __init__(self, contexts: SortedContexts, vocabulary: int):
         self.contexts = contexts
         self.starts = kernels.first_tokens(contexts.text, contexts.suffixes, vocabulary)
-        self._ends = contexts.first_ids + contexts.document_lengths
+        self._ends = contexts.first_ids + contexts.lengths
 
     def places_before(self, excluded: Excluded) -> tuple[Int[np.ndarray, "n"], Int[np.ndarray, "n"]]:
         """Returns the first place, and the one after the last, of what each query must not find.

@@ -13,7 +13,7 @@ looked for extends across it.
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Int, Integer, UInt
+from jaxtyping import Bool, Int, Integer, UInt
 from pydivsufsort import divsufsort
 
 BORDER = 0
@@ -32,6 +32,8 @@ class SortedContexts:
     """Id of each document's first entry, rising."""
     borders: Int[np.ndarray, "documents"]
     """Place of the border before each document."""
+    lengths: Int[np.ndarray, "documents"]
+    """Number of entries of each document."""
 
     def ids_at(self, places: Int[np.ndarray, "*n"]) -> Int[np.ndarray, "*n"]:
         """Returns the ids of the entries at some places, which must not be borders."""
@@ -43,17 +45,12 @@ class SortedContexts:
         document = np.searchsorted(self.first_ids, ids, side="right") - 1
         return self.borders[document] + 1 + ids - self.first_ids[document]
 
-    @property
-    def document_lengths(self) -> Int[np.ndarray, "documents"]:
-        """Number of entries of each document."""
-        return np.diff(np.append(self.borders, len(self.text))) - 1
-
-    def only(self, documents: Int[np.ndarray, "kept"]) -> "SortedContexts":
-        """Returns the same with the contexts of some documents only; the text stays whole."""
-        kept = np.zeros(len(self.text), bool)
-        for begin, length in zip(self.borders[documents] + 1, self.document_lengths[documents]):
-            kept[begin : begin + length] = True
-        return SortedContexts(self.text, self.suffixes[kept[self.suffixes]], self.first_ids, self.borders)
+    def only(self, documents: Bool[np.ndarray, "documents"]) -> "SortedContexts":
+        """Returns the same with some of its documents only; their text stays where it is."""
+        kept = np.repeat(documents, self.lengths + 1)
+        suffixes = self.suffixes[kept[self.suffixes]]
+        others = (array[documents] for array in (self.first_ids, self.borders, self.lengths))
+        return SortedContexts(self.text, suffixes, *others)
 
 
 def sort_contexts(
@@ -71,4 +68,4 @@ def sort_contexts(
     text[inside] += 1
     suffixes = divsufsort(np.ascontiguousarray(text[::-1]))[len(lengths) :]  # those of borders come first
     np.subtract(len(text) - 1, suffixes, out=suffixes)
-    return SortedContexts(text, suffixes, first_ids.astype(np.int64), borders)
+    return SortedContexts(text, suffixes, first_ids.astype(np.int64), borders, lengths.astype(np.int64))
