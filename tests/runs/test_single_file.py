@@ -9,7 +9,7 @@ from spalm.compute import Execution, Hardware
 from spalm.corpus import TokenStream
 from spalm.errors import InputError
 from spalm.neighbours import NeighbourSettings
-from spalm.runs import FinishedRun, Recipe, Run
+from spalm.runs import ROWS, FinishedRun, Recipe, Run
 from spalm.runs.checks import resolve_exclusion
 from spalm.settings import override
 from spalm.study.analyses.by_neighbours import vary_neighbours
@@ -56,7 +56,7 @@ def test_from_the_text_to_the_table(book, tmp_path, capsys):
     assert len(said) == 1
     finished = FinishedRun(tmp_path / "run")
     assert finished.corpus.split("test").names == ["book.txt (test)"]
-    assert len(finished.results) == 6
+    assert len(finished.results) == len(ROWS)
 
     train, window = finished.corpus.split("train"), finished.neighbours.settings["window"]
     assert window == len(train) // 100 > 1

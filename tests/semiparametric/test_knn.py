@@ -1,22 +1,27 @@
 """kNN-LM beside a dictionary, its tuner beside every point of its grid; every mixture a distribution."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
+from spalm.memory import MISSING
+from spalm.memory.exact import OCCURRENCES
 from spalm.semiparametric import (
     AdaptiveMixture,
     AdaptiveSettings,
     BaseOutputs,
     Knn,
     KnnSettings,
+    Matched,
     Retrieved,
     TrainingExamples,
     learn_mixture,
     tune_knn,
 )
+from spalm.semiparametric.matched import LEVELS
 
 N, K, D, V = 11, 5, 6, 17
 
@@ -61,15 +66,30 @@ def test_of_one_token_as_of_all():
 
 
 @pytest.mark.parametrize("weight", [0.0, 0.4, 0.95])
-def test_every_mixture_sums_to_one(weight):
-    retrieved, log_base = neighbours(), base()
-    found = Knn(weight, 1.3, K).log_probabilities(log_base, retrieved)
+def test_knn_lm_sums_to_one(weight):
+    found = Knn(weight, 1.3, K).log_probabilities(base(), neighbours())
     torch.testing.assert_close(found.exp().sum(-1), torch.ones(N))
-    mixture = AdaptiveMixture(AdaptiveSettings(), D, K).initialise().eval()
+
+
+def matches() -> Matched:
+    """Matches of which some are missing, and some occur at few places."""
+    shape = (N, LEVELS, OCCURRENCES)
+    ids = torch.where(torch.rand(shape) < 0.5, torch.randint(100, shape), MISSING)
+    ids[torch.rand(shape[:2]) < 0.3] = MISSING
+    some = (ids != MISSING).any(-1)
+    return Matched(torch.randint(V, shape), ids, some * torch.randint(1, 9, shape[:2]).float(), some * 3.0)
+
+
+@pytest.mark.parametrize("sources", [("neighbours",), ("matches",), ("neighbours", "matches")])
+def test_the_adaptive_mixture_sums_to_one(sources):
+    retrieved, log_base = neighbours(), base()
+    count, levels = (K if "neighbours" in sources else 0), (LEVELS if "matches" in sources else 0)
+    retrieved = replace(retrieved.nearest(count), matched=matches() if levels else None)
+    mixture = AdaptiveMixture(AdaptiveSettings(), D, count, levels).initialise().eval()
     mixture.network[-1].weight.data.normal_()
     outputs = BaseOutputs.of(torch.randn(N, D), log_base, retrieved)
     mixture.fit_feature_scales(outputs, retrieved)
-    found = mixture.log_probabilities(log_base, retrieved, *mixture(outputs, retrieved))
+    found = mixture.log_probabilities(log_base, retrieved, mixture(outputs, retrieved))
     torch.testing.assert_close(found.exp().sum(-1), torch.ones(N))
     targets = torch.randint(V, (N,))
     own = log_base.gather(1, targets[:, None])[:, 0]
@@ -117,12 +137,12 @@ def test_the_adaptive_mixture_learns_when_to_trust_its_neighbours():
     settings = AdaptiveSettings(width=16, passes=20, batch_size=256, learning_rate=0.01, dropout=0.0)
     mixture = learn_mixture(settings, examples(2000, 1))
     other = examples(500, 2)
-    logits, weights = mixture(other.base, other.retrieved)
-    weight = torch.sigmoid(logits)
+    weights = mixture(other.base, other.retrieved)
+    weight = 1 - weights.base_share
     trusted = other.base.hidden[:, 0] > 0.3
     assert weight[trusted].mean() > 0.8
     assert weight[other.base.hidden[:, 0] < -0.3].mean() < 0.3
-    assert weights[trusted, 0].mean() > 0.8
+    assert weights.neighbours[trusted, 0].mean() > 0.8
     again = learn_mixture(settings, examples(2000, 1))
     for one, same in zip(mixture.state_dict().values(), again.state_dict().values()):
         assert torch.equal(one, same)

@@ -9,6 +9,7 @@ from spalm.runs.records import Records, keep_records, records_stage
 from spalm.runs.results import RESULTS, ResultRow, print_results, result_row, without_memory, write_results
 from spalm.runs.rows import (
     DEFAULT_ROW,
+    GENERATING_ROWS,
     HELD_OUT,
     KEY_NETWORK,
     NETWORKS,
@@ -25,6 +26,7 @@ from spalm.runs.significance import wilcoxon
 
 __all__ = [
     "DEFAULT_ROW",
+    "GENERATING_ROWS",
     "Evaluation",
     "EvaluationSettings",
     "FinishedRun",

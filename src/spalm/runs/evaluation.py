@@ -15,8 +15,8 @@ from spalm.errors import InputError
 from spalm.lm import Reading, TrainedModel
 from spalm.neighbours import NeighbourTable
 from spalm.runs.records import Records, keep_records, records_stage
-from spalm.runs.rows import HELD_OUT
-from spalm.semiparametric import Retriever, Scorer, Spalm, TrainedSpalm
+from spalm.runs.rows import HELD_OUT, HeldOut
+from spalm.semiparametric import Matcher, Retriever, Scorer, Spalm, TrainedSpalm
 from spalm.settings import Settings
 
 Unit = Literal["perplexity/word", "perplexity/token", "bits/character"]
@@ -55,6 +55,8 @@ class Evaluation:
     """Length of the short-term memory at test, whatever it was in training."""
     table: NeighbourTable | None = None
     """Neighbours of every position. With them SPALM uses its memory, and the inputs of mixtures are kept."""
+    matches: bool = False
+    """Whether the inputs of mixtures are also kept for the exact matches in the table's memory."""
 
 
 def in_all_units(log_probabilities: np.ndarray, split: TokenSplit) -> dict[Unit, float]:
@@ -65,6 +67,11 @@ def in_all_units(log_probabilities: np.ndarray, split: TokenSplit) -> dict[Unit,
         "perplexity/token": math.exp(nats / len(split)),
         "bits/character": nats / math.log(2) / split.characters,
     }
+
+
+def matcher_of(table: NeighbourTable, corpus: Corpus, split: HeldOut) -> Matcher:
+    """Returns the exact matches of the positions of a split in the memory of a table."""
+    return Matcher(table.memory, corpus.split(split))
 
 
 def evaluate_model(
@@ -94,7 +101,10 @@ def evaluate_model(
         retrievers: dict[Split, Retriever] | None = None
         if table is not None:
             count = table.array("dev.ids").shape[1]
-            retrievers = {split: Retriever(table, split, count) for split in HELD_OUT}
+            retrievers = {
+                split: Retriever(table, split, count, matcher_of(table, corpus, split) if evaluation.matches else None)
+                for split in HELD_OUT
+            }
         loaded = trained.load(device)
         if isinstance(loaded, Spalm):
             loaded.set_neighbours(settings.neighbours)
@@ -104,6 +114,7 @@ def evaluate_model(
     own = {"memory_length": memory_length, **settings.model_dump(include={"lanes", "stride", "bf16", "neighbours"})}
     parents = {"model": trained.digest, "corpus": corpus.digest}
     parents |= {} if table is None else {"neighbours": table.digest}
+    parents |= {"memory": table.memory.digest} if table is not None and evaluation.matches else {}
     return keep_records(
         records_stage(own, parents), load_scorer, corpus, reading, directory=directory, execution=execution
     )

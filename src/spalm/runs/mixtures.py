@@ -18,8 +18,9 @@ from spalm.console import bar
 from spalm.corpus import Corpus, Split, TokenSplit
 from spalm.errors import InputError
 from spalm.neighbours import NeighbourTable
+from spalm.runs.evaluation import matcher_of
 from spalm.runs.records import Records, records_stage
-from spalm.runs.rows import HELD_OUT, HeldOut
+from spalm.runs.rows import HELD_OUT, HeldOut, Source
 from spalm.semiparametric import Knn, Retrieved, Retriever, TrainingExamples, tune_knn
 from spalm.semiparametric.adaptive import PARAMETER_FORMAT, AdaptiveMixture, AdaptiveSettings, learn_mixture
 from spalm.semiparametric.knn import KnnSettings
@@ -45,9 +46,12 @@ class _ScoredPositions:
     retrievers: dict[HeldOut, Retriever]
 
     @classmethod
-    def open(cls, records: Records, corpus: Corpus, table: NeighbourTable, count: int) -> "_ScoredPositions":
-        """Opens all positions of dev and test, with `count` neighbours of each."""
-        return cls(records, corpus, {split: Retriever(table, split, count) for split in HELD_OUT})
+    def open(
+        cls, records: Records, corpus: Corpus, table: NeighbourTable, count: int, *, matches: bool = False
+    ) -> "_ScoredPositions":
+        """Opens all positions of dev and test, with `count` neighbours of each, and their exact matches if asked."""
+        matchers = {split: matcher_of(table, corpus, split) if matches else None for split in HELD_OUT}
+        return cls(records, corpus, {split: Retriever(table, split, count, matchers[split]) for split in HELD_OUT})
 
     def knn_inputs(self, split: HeldOut, rows: Int[np.ndarray, "n"]) -> tuple[Tensor, Retrieved, Tensor]:
         """Returns the model's log p of the actual tokens, the neighbours, and the actual tokens."""
@@ -91,19 +95,25 @@ def _knn_scores(knn: Knn, positions: _ScoredPositions, split: HeldOut) -> Iterat
 
 
 def mix_adaptively(
-    records: Records, corpus: Corpus, table: NeighbourTable, settings: AdaptiveSettings, directory: Path
+    records: Records,
+    corpus: Corpus,
+    table: NeighbourTable,
+    settings: AdaptiveSettings,
+    directory: Path,
+    *,
+    sources: tuple[Source, ...] = ("neighbours",),
 ) -> Records:
-    """Makes the records of the adaptive mixture on top of a model.
+    """Makes the records of the adaptive mixture of a model and sources of its memory.
 
     It learns from dev and is never scored on what it learned from: each half of dev is scored by a mixture that learned
     from the other half, test by one that learned from both.
     """
     if not records.has("of_retrieved"):
         raise InputError(f"{records.directory} was made without neighbours; evaluate the model with them")
-    count = min(settings.neighbours, records.of("dev", "of_retrieved").shape[1])
+    count = min(settings.neighbours, records.of("dev", "of_retrieved").shape[1]) if "neighbours" in sources else 0
 
     def fill(draft: Draft) -> tuple[dict, list[str]]:
-        positions = _ScoredPositions.open(records, corpus, table, count)
+        positions = _ScoredPositions.open(records, corpus, table, count, matches="matches" in sources)
         dev, test = (range(len(corpus.split(split))) for split in HELD_OUT)
         first, second = _halves(corpus.split("dev"))
         mixtures = {}
@@ -116,12 +126,14 @@ def mix_adaptively(
         _write_scores(draft, "dev", _adaptive_scores(on_dev, positions, "dev"))
         _write_scores(draft, "test", _adaptive_scores([(mixtures[MIXTURE], test)], positions, "test"))
         facts = {"dev_border": len(first), "neighbours": count, "width": mixtures[MIXTURE].width}
+        facts |= {"levels": mixtures[MIXTURE].levels} if "matches" in sources else {}
         return facts, [MIXTURE, *BY_HALF]
 
     own = {
         "adaptive": settings.as_json(),
         "form": PARAMETER_FORMAT,
         "memory_length": records.settings["memory_length"],
+        "sources": None if sources == ("neighbours",) else list(sources),
     }
     parents = {"records": records.digest, "neighbours": table.digest}
     records_stage(own, parents).make(directory, fill)
@@ -153,7 +165,8 @@ def mixture_file(records: Records, split: Split, position: int) -> str:
 def load_mixture(records: Records, file: str) -> AdaptiveMixture:
     """Loads one of the adaptive mixtures of some records."""
     settings = AdaptiveSettings.parse(records.settings["adaptive"], str(records.directory))
-    mixture = AdaptiveMixture(settings, records.facts["width"], records.facts["neighbours"])
+    facts = records.facts
+    mixture = AdaptiveMixture(settings, facts["width"], facts["neighbours"], facts.get("levels", 0))
     load_parameters(mixture, records.directory / file)
     return mixture.eval().requires_grad_(requires_grad=False)
 

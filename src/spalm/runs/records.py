@@ -6,7 +6,8 @@
 | without_memory | log p of the actual token with the long-term memory ablated (SPALM only) |
 | gate | g_t (SPALM only) |
 | neighbours, distances, attention | ids of the entries attended to, how far they are, and their weights (SPALM only) |
-| entropy, highest, of_retrieved, hidden | inputs of the adaptive mixture, where neighbours are known |
+| entropy, highest, hidden | inputs of the adaptive mixture, where neighbours are known |
+| of_retrieved, of_matched | log p of the neighbours' tokens, and of those that followed exact matches |
 """
 
 import os
@@ -68,7 +69,8 @@ class Records(Artifact):
 
         retrieved = retriever(rows)
         of_retrieved = read("of_retrieved")[:, : retrieved.tokens.shape[-1]]
-        base = BaseOutputs(read("hidden"), read("entropy"), read("highest"), of_retrieved)
+        of_matched = None if retrieved.matched is None else read("of_matched")
+        base = BaseOutputs(read("hidden"), read("entropy"), read("highest"), of_retrieved, of_matched)
         targets = torch.from_numpy(split.targets(rows))
         return TrainingExamples(base, retrieved, read("log_probabilities"), targets)
 

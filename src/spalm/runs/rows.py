@@ -5,8 +5,12 @@ from typing import Final, Literal
 
 NetworkName = Literal["transformer", "transformer-xl", "spalm"]
 """Name of a network that a run trains."""
-RowName = Literal["transformer", "transformer-xl", "knn-lm", "spalm", "spalm+knn", "spalm-adaptive"]
+RowName = Literal[
+    "transformer", "transformer-xl", "knn-lm", "spalm", "spalm+knn", "spalm-adaptive", "exact", "adaptive"
+]
 """Name of a row of the results."""
+Source = Literal["neighbours", "matches"]
+"""A source of evidence in the memory: nearest contexts, or exact matches."""
 HeldOut = Literal["dev", "test"]
 """Name of a split on which rows are scored."""
 NETWORKS: tuple[NetworkName, ...] = ("transformer", "transformer-xl", "spalm")
@@ -28,6 +32,8 @@ class Row:
     """Network that the row is made of. The row with the network's own name scores it without a mixture."""
     mixture: Literal["knn", "adaptive"] | None = None
     """Mixture of probabilities on top of the network's own row: kNN-LM's fixed weight, or one for each position."""
+    sources: tuple[Source, ...] = ("neighbours",)
+    """Sources of the memory that the mixture weighs."""
     compared_with: RowName | None = None
     """Row against which the significance of this one is tested."""
 
@@ -35,6 +41,11 @@ class Row:
     def gated(self) -> bool:
         """Whether retrieved tokens reach the network's output through the paper's gate."""
         return self.network == "spalm"
+
+    @property
+    def uses_matches(self) -> bool:
+        """Whether exact matches are among the sources."""
+        return "matches" in self.sources
 
     @property
     def has_memory(self) -> bool:
@@ -51,10 +62,14 @@ ROWS: dict[RowName, Row] = {
         Row("spalm", "spalm", compared_with=REFERENCE_ROW),
         Row("spalm+knn", "spalm", "knn", compared_with=REFERENCE_ROW),
         Row("spalm-adaptive", "spalm", "adaptive", compared_with=REFERENCE_ROW),
+        Row("exact", "transformer-xl", "adaptive", sources=("matches",), compared_with=REFERENCE_ROW),
+        Row("adaptive", "transformer-xl", "adaptive", sources=("neighbours", "matches"), compared_with=REFERENCE_ROW),
     )
 }
-"""All rows, in the order of the table: each uses more of the memory than the one before."""
-PREFERRED_ROWS: tuple[RowName, ...] = tuple(reversed(ROWS))
-"""All rows, the most preferred first."""
+"""All rows, in the order of the table: first the paper's, then those beyond it."""
+GENERATING_ROWS: tuple[RowName, ...] = tuple(name for name, row in ROWS.items() if not row.uses_matches)
+"""The rows that generate text and are served."""
+PREFERRED_ROWS: tuple[RowName, ...] = tuple(reversed(GENERATING_ROWS))
+"""The rows that generate text, the most preferred first."""
 DEFAULT_ROW: RowName = PREFERRED_ROWS[0]
 """The row that generates and is served unless another is named."""

@@ -142,13 +142,15 @@ class Run:
         """Makes the records of a row: by evaluating its network, or by a mixture on top of the network's records."""
         row, recipe, where = ROWS[name], self.recipe, self.directory / "evaluation" / f"{name}-{memory_length}"
         if row.mixture is None:
-            table = self.neighbours if row.gated else None
-            evaluation = Evaluation(recipe.evaluation, memory_length, table)
+            mixed = [other for other in ROWS.values() if other.network == name and other.mixture == "adaptive"]
+            table = self.neighbours if row.gated or mixed else None
+            matches = any(other.uses_matches for other in mixed)
+            evaluation = Evaluation(recipe.evaluation, memory_length, table, matches)
             return evaluate_model(self.network(row.network), self.corpus, evaluation, where, self.execution)
         inner = self.records(row.network, memory_length)
         if row.mixture == "knn":
             return mix_knn(inner, self.corpus, self.neighbours, recipe.knn, where)
-        return mix_adaptively(inner, self.corpus, self.neighbours, recipe.adaptive, where)
+        return mix_adaptively(inner, self.corpus, self.neighbours, recipe.adaptive, where, sources=row.sources)
 
     def rows(self, name: RowName) -> list[ResultRow]:
         """Returns the results of a row: one for each length of the short-term memory at test."""

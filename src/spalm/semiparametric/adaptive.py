@@ -1,17 +1,18 @@
 """Beyond the paper: a mixture of probabilities whose weights depend on the position.
 
-    p(w)     = (1 - lambda_t) p_base(w) + lambda_t p_kNN(w)
+    p(w)     = u_t p_base(w) + v_t p_kNN(w) + sum_i w_ti p_i(w)            u_t + v_t + sum_i w_ti = 1
     p_kNN(w) = sum_(k: y_k = w) softmax_k(-d_k / T_t - b_t log(d_k + e) + a_t log p_base(y_k))
+    p_i(w)   = sum_(j: y_ij = w) softmax_j(c_t log p_base(y_ij))
 
-lambda_t, T_t, b_t and a_t come from a small network. Its inputs are the hidden state and features of the position: how
-far the neighbours are, how far they agree with each other and with the base, and how sure the base is. b_t favours a
-neighbour that is much nearer than all others, as where the same words stand in another place. e is a small constant.
-The base is SPALM, or any language model. The mixture is normalised over the vocabulary by construction.
+y_k are the tokens that followed the nearest contexts, y_ij those that followed the i-th exact match. Either source may
+be missing. The weights u_t, v_t, w_ti and the numbers T_t, b_t, a_t, c_t come from a small network. Its inputs are the
+hidden state and features of the position: how far the neighbours are, how long the matches and how often they occur,
+how far the sources agree within themselves, with each other and with the base, and how sure the base is. b_t favours a
+neighbour that is much nearer than all others. e is a small constant. The base is SPALM, or any language model. The
+mixture is normalised over the vocabulary by construction.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass, fields
-from typing import TypeVar
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -19,15 +20,16 @@ from jaxtyping import Bool, Float, Int
 from pydantic import Field
 from torch import Tensor, nn
 
+from spalm.semiparametric import matched
+from spalm.semiparametric.examples import LEAST_LOG_P, BaseOutputs, TrainingExamples
 from spalm.semiparametric.fit_network import fit_network
 from spalm.semiparametric.knn import scatter_to_vocabulary
+from spalm.semiparametric.matched import Matched
 from spalm.semiparametric.retrieval import Retrieved
 from spalm.settings import Settings
 
 PARAMETER_FORMAT = 2
 """Version of the mixture's parameters on disk."""
-_LEAST_LOG_P = -30.0
-"""Lower bound of log p_base of retrieved tokens."""
 _INITIAL_LOGIT, _INITIAL_SHARPNESS = -1.0, -1.0
 """Initial values before the activation: lambda_t is the sigmoid of the first, b_t the softplus of the second."""
 _SMALL_DISTANCE = 0.01
@@ -58,88 +60,27 @@ class AdaptiveSettings(Settings):
 
 
 @dataclass(frozen=True)
-class BaseOutputs:
-    """Outputs of the base at some positions, as far as the mixture needs them."""
+class MixtureWeights:
+    """Weights of the sources at some positions, and of what each of them retrieved."""
 
-    hidden: Float[Tensor, "n width"]
-    """Hidden states."""
-    entropy: Float[Tensor, "n"]
-    """Entropy of the distribution over the vocabulary."""
-    highest: Float[Tensor, "n"]
-    """log p of the most likely token."""
-    of_retrieved: Float[Tensor, "n count"]
-    """log p of the retrieved tokens."""
+    log_sources: Float[Tensor, "n sources"]
+    """Logarithms of the weights of the base, of the neighbours, and of each exact match; a weight may be 0."""
+    neighbours: Float[Tensor, "n count"]
+    """Weights of the neighbours among themselves."""
+    matches: Float[Tensor, "n levels occurrences"] | None
+    """Weights of the occurrences of each exact match among themselves; None: there are no exact matches."""
 
-    @classmethod
-    def of(
-        cls, hidden: Float[Tensor, "n width"], log_probabilities: Float[Tensor, "n vocabulary"], retrieved: Retrieved
-    ) -> "BaseOutputs":
-        """Returns the outputs at positions with these hidden states, distributions and neighbours."""
-        entropy = -(log_probabilities.exp() * log_probabilities).sum(-1)
-        return cls(
-            hidden,
-            entropy,
-            log_probabilities.amax(-1),
-            log_probabilities.gather(-1, retrieved.tokens).clamp_min(_LEAST_LOG_P),
-        )
-
-    @classmethod
-    def allocate(cls, hidden: Float[Tensor, "n width"], retrieved: Retrieved) -> "BaseOutputs":
-        """Returns outputs of all positions whose values, except for the hidden states, are still to be set."""
-        return cls(hidden, torch.empty(len(hidden)), torch.empty(len(hidden)), torch.empty(retrieved.tokens.shape))
-
-    def __getitem__(self, which) -> "BaseOutputs":
-        return BaseOutputs(self.hidden[which], self.entropy[which], self.highest[which], self.of_retrieved[which])
-
-    def __setitem__(self, which, outputs: "BaseOutputs") -> None:
-        """Sets everything but the hidden states."""
-        self.entropy[which], self.highest[which] = outputs.entropy, outputs.highest
-        self.of_retrieved[which] = outputs.of_retrieved
-
-
-@dataclass(frozen=True)
-class TrainingExamples:
-    """Positions to learn from, or to score: the base's outputs, the neighbours, and the actual token."""
-
-    base: BaseOutputs
-    retrieved: Retrieved
-    log_base: Float[Tensor, "n"]
-    """log p of the actual token under the base."""
-    targets: Int[Tensor, "n"]
-    """Ids of the actual tokens."""
-
-    def __len__(self) -> int:
-        return len(self.targets)
-
-    def __getitem__(self, which) -> "TrainingExamples":
-        return TrainingExamples(self.base[which], self.retrieved[which], self.log_base[which], self.targets[which])
-
-    def batches(self, size: int) -> "Iterator[TrainingExamples]":
-        """Yields the examples in batches of `size`, in order."""
-        for rows in torch.arange(len(self)).split(size):
-            yield self[rows]
-
-    def concatenate(self, other: "TrainingExamples") -> "TrainingExamples":
-        """Returns these examples followed by the others."""
-        return TrainingExamples(
-            _concatenated(self.base, other.base),
-            _concatenated(self.retrieved, other.retrieved),
-            torch.cat([self.log_base, other.log_base]),
-            torch.cat([self.targets, other.targets]),
-        )
-
-
-_OfTensors = TypeVar("_OfTensors", BaseOutputs, Retrieved)
-
-
-def _concatenated(one: _OfTensors, other: _OfTensors) -> _OfTensors:
-    """Returns two dataclasses of tensors as one, field by field."""
-    names = [field.name for field in fields(one)]
-    return type(one)(*(torch.cat([getattr(one, name), getattr(other, name)]) for name in names))
+    @property
+    def base_share(self) -> Float[Tensor, "n"]:
+        """Weight of the base."""
+        return self.log_sources[..., 0].exp()
 
 
 class AdaptiveMixture(nn.Module):
-    """The small network that computes lambda_t and the neighbours' weights."""
+    """The small network that weighs the base, the neighbours and the exact matches.
+
+    `neighbours` is the number of neighbours of a position; `levels` the number of its exact matches. Either may be 0.
+    """
 
     mean: Tensor
     """Mean of the features."""
@@ -148,11 +89,12 @@ class AdaptiveMixture(nn.Module):
     usual_distance: Tensor
     """Mean distance of the first neighbour."""
 
-    def __init__(self, settings: AdaptiveSettings, width: int, neighbours: int):
+    def __init__(self, settings: AdaptiveSettings, width: int, neighbours: int, levels: int = 0):
         super().__init__()
-        self.settings, self.neighbours = settings, neighbours
+        self.settings, self.neighbours, self.levels = settings, neighbours, levels
         self.ranks = [rank for rank in _FEATURE_RANKS if rank < neighbours]
-        features = 3 * len(self.ranks) + 8
+        features = (3 * len(self.ranks) + 6 if neighbours else 0) + 2
+        features += levels * (matched.FEATURES + bool(neighbours))
         self.hidden_norm = nn.LayerNorm(width)
         self.network = nn.Sequential(
             nn.Linear(width + features, settings.width),
@@ -160,7 +102,7 @@ class AdaptiveMixture(nn.Module):
             nn.Dropout(settings.dropout),
             nn.Linear(settings.width, settings.width),
             nn.GELU(),
-            nn.Linear(settings.width, 4),
+            nn.Linear(settings.width, 4 + (1 + levels if levels else 0)),
         )
         self.hidden_dropout = nn.Dropout(settings.dropout)
         self.log_temperature = nn.Parameter(torch.zeros(()))
@@ -175,7 +117,7 @@ class AdaptiveMixture(nn.Module):
 
     @property
     def output_layer(self) -> nn.Linear:
-        """The last layer. Its bias is the part of its four outputs that does not depend on the position."""
+        """The last layer. Its bias is the part of its outputs that does not depend on the position."""
         layer = self.network[-1]
         assert isinstance(layer, nn.Linear)
         return layer
@@ -187,14 +129,16 @@ class AdaptiveMixture(nn.Module):
             if isinstance(module, nn.Linear):
                 module.reset_parameters()
         nn.init.zeros_(self.output_layer.weight)
+        of_matches = [0.0, *[_INITIAL_LOGIT] * self.levels] if self.levels else []
         with torch.no_grad():
-            self.output_layer.bias.copy_(torch.tensor([_INITIAL_LOGIT, 0.0, 0.0, _INITIAL_SHARPNESS]))
+            self.output_layer.bias.copy_(torch.tensor([_INITIAL_LOGIT, 0.0, 0.0, _INITIAL_SHARPNESS, *of_matches]))
         return self
 
     def fit_feature_scales(self, base: BaseOutputs, retrieved: Retrieved) -> None:
         """Sets the usual distance, and the mean and spread of the features, to those of a sample."""
-        near = retrieved.distances[..., 0]
-        self.usual_distance.fill_(near[torch.isfinite(near)].mean().clamp_min(1e-6))
+        if self.neighbours:
+            near = retrieved.distances[..., 0]
+            self.usual_distance.fill_(near[torch.isfinite(near)].mean().clamp_min(1e-6))
         self.log_temperature.data.fill_(-2.0)
         features = self.features(base, retrieved)
         self.mean.copy_(features.mean(0))
@@ -202,11 +146,24 @@ class AdaptiveMixture(nn.Module):
 
     def features(self, base: BaseOutputs, retrieved: Retrieved) -> Float[Tensor, "n features"]:
         """Returns the features of some positions, not yet normalised. They depend on no learned parameter."""
+        of_base = torch.stack([base.entropy, base.highest], -1)
+        parts = [*self._of_neighbours(base, retrieved), of_base] if self.neighbours else [of_base]
+        if self.levels:
+            found = retrieved.matched
+            assert found is not None
+            assert base.of_matched is not None
+            parts.append(found.features(base.of_matched, base.entropy))
+            if self.neighbours:
+                parts.append(self._agreement(retrieved, found))
+        return torch.cat(parts, dim=-1)
+
+    def _of_neighbours(self, base: BaseOutputs, retrieved: Retrieved) -> list[Float[Tensor, "n features"]]:
+        """Returns the features of the neighbours."""
         tokens, present = retrieved.tokens, retrieved.present
         distances = (retrieved.distances / self.usual_distance).masked_fill(~present, 4.0).clamp_max(4.0)
         weights = torch.softmax(-8 * distances, dim=-1)
         new = _first_occurrences(tokens) & present
-        of_retrieved = base.of_retrieved.masked_fill(~present, _LEAST_LOG_P)
+        of_retrieved = base.of_retrieved.masked_fill(~present, LEAST_LOG_P)
         probabilities = of_retrieved.exp()
         as_first = tokens == tokens[..., :1]
         summary = [
@@ -216,55 +173,88 @@ class AdaptiveMixture(nn.Module):
             of_retrieved.amax(-1) - base.highest,
             (probabilities * new).sum(-1),
             (weights * of_retrieved).sum(-1),
-            base.entropy,
-            base.highest,
         ]
         at_ranks = distances[..., self.ranks]
         distinct = new.cumsum(-1)[..., self.ranks].float()
-        return torch.cat([at_ranks, (at_ranks + _SMALL_DISTANCE).log(), distinct, torch.stack(summary, -1)], dim=-1)
+        return [at_ranks, (at_ranks + _SMALL_DISTANCE).log(), distinct, torch.stack(summary, -1)]
+
+    def _agreement(self, retrieved: Retrieved, found: Matched) -> Float[Tensor, "n levels"]:
+        """Returns the neighbours' weight on the tokens that followed each exact match, averaged over these."""
+        distances = (retrieved.distances / self.usual_distance).clamp_max(4.0)
+        weights = torch.softmax(-8 * distances, dim=-1) * retrieved.present
+        shares = []
+        for level in range(self.levels):
+            tokens, present = found.tokens[..., level, :], found.present[..., level, :]
+            same = (retrieved.tokens[..., :, None] == tokens[..., None, :]) & present[..., None, :]
+            shares.append((same.float().mean(-1) * weights).sum(-1))
+        return torch.stack(shares, -1)
 
     def forward(
         self, base: BaseOutputs, retrieved: Retrieved, features: Float[Tensor, "n features"] | None = None
-    ) -> tuple[Float[Tensor, "n"], Float[Tensor, "n count"]]:
-        """Returns the logit of lambda_t, and the neighbours' weights; `features` saves computing them again."""
+    ) -> MixtureWeights:
+        """Returns the weights of the sources and of what they retrieved; `features` saves computing them again."""
         features = self.features(base, retrieved) if features is None else features
         features = (features - self.mean) / self.spread
         hidden = self.hidden_dropout(self.hidden_norm(base.hidden.float()))
-        logit, temperature, agreement, sharpness = self.network(torch.cat([hidden, features], -1)).unbind(-1)
+        outputs = self.network(torch.cat([hidden, features], -1))
+        present = retrieved.present
+        of_neighbours = outputs[..., :1].masked_fill(~present.any(-1, keepdim=True), -torch.inf)
+        logits = [torch.zeros_like(of_neighbours), of_neighbours]
+        matches = None
+        if self.levels:
+            found = retrieved.matched
+            assert found is not None
+            assert base.of_matched is not None
+            some = found.present
+            scores = (outputs[..., 4, None, None] * base.of_matched).masked_fill(~some, -1e9)
+            matches = torch.softmax(scores, dim=-1) * some
+            logits.append(outputs[..., 5:].masked_fill(~some.any(-1), -torch.inf))
+        log_sources = torch.log_softmax(torch.cat(logits, -1), dim=-1)
+        return MixtureWeights(log_sources, self._neighbour_weights(outputs, base, retrieved), matches)
+
+    def _neighbour_weights(self, outputs: Tensor, base: BaseOutputs, retrieved: Retrieved) -> Float[Tensor, "n count"]:
+        """Returns the weights of the neighbours among themselves."""
+        temperature, agreement, sharpness = outputs[..., 1:4].unbind(-1)
         present = retrieved.present
         distances = (retrieved.distances / self.usual_distance).masked_fill(~present, 0.0)
         scale = torch.exp(temperature.clamp(-5, 5) - self.log_temperature)[..., None]
         scores = -scale * distances + agreement[..., None] * base.of_retrieved
         scores = scores - F.softplus(sharpness)[..., None] * (distances + _SMALL_DISTANCE).log()
-        weights = torch.softmax(scores.masked_fill(~present, -1e9), dim=-1)
-        return logit.masked_fill(~present.any(-1), -torch.inf), weights
+        return torch.softmax(scores.masked_fill(~present, -1e9), dim=-1)
 
     def target_log_probabilities(
         self, examples: TrainingExamples, features: Float[Tensor, "n features"] | None = None
     ) -> Float[Tensor, "n"]:
         """Returns log p of the actual token at each position."""
-        logit, weights = self(examples.base, examples.retrieved, features)
-        right = (weights * (examples.retrieved.tokens == examples.targets[..., None])).sum(-1)
-        return _mix(examples.log_base, right, logit)
+        retrieved, targets = examples.retrieved, examples.targets
+        weights = self(examples.base, retrieved, features)
+        right = [(weights.neighbours * (retrieved.tokens == targets[..., None])).sum(-1, keepdim=True)]
+        if weights.matches is not None and retrieved.matched is not None:
+            right.append((weights.matches * (retrieved.matched.tokens == targets[..., None, None])).sum(-1))
+        return _mix(examples.log_base[..., None], torch.cat(right, -1), weights.log_sources)
 
     def log_probabilities(
-        self,
-        log_base: Float[Tensor, "n vocabulary"],
-        retrieved: Retrieved,
-        logit: Float[Tensor, "n"],
-        weights: Float[Tensor, "n count"],
+        self, log_base: Float[Tensor, "n vocabulary"], retrieved: Retrieved, weights: MixtureWeights
     ) -> Float[Tensor, "n vocabulary"]:
-        """Returns log p of the whole vocabulary, with the logit and the weights that `forward` returned."""
-        return _mix(log_base, scatter_to_vocabulary(weights, retrieved.tokens, log_base.shape[-1]), logit[..., None])
+        """Returns log p of the whole vocabulary, with the weights that `forward` returned."""
+        size = log_base.shape[-1]
+        others = [scatter_to_vocabulary(weights.neighbours, retrieved.tokens, size)]
+        if weights.matches is not None and retrieved.matched is not None:
+            tokens = retrieved.matched.tokens
+            others += [
+                scatter_to_vocabulary(weights.matches[..., level, :], tokens[..., level, :], size)
+                for level in range(self.levels)
+            ]
+        return _mix(log_base[..., None], torch.stack(others, -1), weights.log_sources[..., None, :])
 
 
-def _mix(log_base: Float[Tensor, "..."], other: Float[Tensor, "..."], logit: Float[Tensor, "..."]) -> Tensor:
-    """Returns log((1 - lambda) base + lambda other) with lambda = sigmoid(logit).
+def _mix(log_base: Float[Tensor, "... 1"], others: Float[Tensor, "... rest"], log_weights: Tensor) -> Tensor:
+    """Returns log(u base + sum_i w_i other_i), given the logarithms of u, w_1, w_2, ...
 
     Probabilities of 0 are replaced by a tiny one, because the gradient of log 0 is not a number.
     """
-    log_other = other.clamp_min(1e-38).log()
-    return torch.logaddexp(F.logsigmoid(-logit) + log_base, F.logsigmoid(logit).clamp_min(-1e4) + log_other)
+    logs = torch.cat([log_base, others.clamp_min(1e-38).log()], -1)
+    return torch.logsumexp(logs + log_weights.clamp_min(-1e4), dim=-1)
 
 
 def _first_occurrences(tokens: Int[Tensor, "n count"]) -> Bool[Tensor, "n count"]:
@@ -277,7 +267,8 @@ def _first_occurrences(tokens: Int[Tensor, "n count"]) -> Bool[Tensor, "n count"
 def learn_mixture(settings: AdaptiveSettings, examples: TrainingExamples) -> AdaptiveMixture:
     """Returns a mixture fitted to these positions; the same positions and settings give the same mixture."""
     neighbours = examples.retrieved.tokens.shape[-1]
-    mixture = AdaptiveMixture(settings, examples.base.hidden.shape[-1], neighbours).initialise()
+    levels = 0 if examples.retrieved.matched is None else matched.LEVELS
+    mixture = AdaptiveMixture(settings, examples.base.hidden.shape[-1], neighbours, levels).initialise()
     order = torch.Generator().manual_seed(settings.seed)
     sample = examples[torch.randperm(len(examples), generator=order)[:16384]]
     mixture.fit_feature_scales(sample.base, sample.retrieved)

@@ -8,12 +8,12 @@ kNN-LM over the plain network is kNN-LM, over the gate it is SPALM + kNN.
 from dataclasses import dataclass
 from typing import Protocol
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from spalm.lm import LanguageModel
-from spalm.semiparametric.adaptive import AdaptiveMixture, BaseOutputs
+from spalm.semiparametric.adaptive import AdaptiveMixture
+from spalm.semiparametric.examples import BaseOutputs
 from spalm.semiparametric.gate import Gate
 from spalm.semiparametric.knn import Knn
 from spalm.semiparametric.retrieval import Retrieved
@@ -98,6 +98,6 @@ class MixtureCombiner:
     ) -> CombinedPrediction:
         log_base = self.inner.combine(model, hidden, retrieved).log_probabilities
         retrieved = retrieved.nearest(self.mixture.neighbours).padded(self.mixture.neighbours)
-        logit, weights = self.mixture(BaseOutputs.of(hidden, log_base, retrieved), retrieved)
-        mixed = self.mixture.log_probabilities(log_base, retrieved, logit, weights)
-        return CombinedPrediction(mixed, 1 - torch.sigmoid(logit), weights * retrieved.present)
+        weights = self.mixture(BaseOutputs.of(hidden, log_base, retrieved), retrieved)
+        mixed = self.mixture.log_probabilities(log_base, retrieved, weights)
+        return CombinedPrediction(mixed, weights.base_share, weights.neighbours * retrieved.present)

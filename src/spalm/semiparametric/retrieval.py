@@ -3,7 +3,7 @@
 For positions of the corpus this is a look-up in the neighbour table.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from spalm.corpus import Split
 from spalm.errors import InputError
 from spalm.memory import Entries
 from spalm.neighbours import MISSING, NeighbourTable, drop_forgotten
+from spalm.semiparametric.matched import Matched, Matcher
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,8 @@ class Retrieved:
     """Squared distances; infinite where there is no neighbour."""
     ids: Int[Tensor, "*batch count"]
     """Ids of the entries; MISSING where there is no neighbour."""
+    matched: Matched | None = None
+    """Exact matches of the same positions, where the memory was asked for them."""
 
     @classmethod
     def empty(cls, rows: int) -> "Retrieved":
@@ -39,8 +42,8 @@ class Retrieved:
     ) -> "Retrieved":
         """Returns neighbours with the tokens that followed them; forgotten entries must be MISSING already."""
         tokens = entries.tokens_of(ids).clip(0)
-        arrays = (tokens.astype(np.int64), np.array(distances), np.array(ids, np.int64))
-        return cls(*map(torch.from_numpy, arrays))
+        found, numbers = torch.from_numpy(tokens.astype(np.int64)), torch.from_numpy(np.array(ids, np.int64))
+        return cls(found, torch.from_numpy(np.array(distances)), numbers)
 
     @property
     def present(self) -> Bool[Tensor, "*batch count"]:
@@ -49,7 +52,8 @@ class Retrieved:
 
     def nearest(self, count: int) -> "Retrieved":
         """Returns the `count` nearest neighbours of each position."""
-        return self[..., :count]
+        near = self.tokens[..., :count], self.distances[..., :count], self.ids[..., :count]
+        return Retrieved(*near, matched=self.matched)
 
     def padded(self, count: int) -> "Retrieved":
         """Returns at least `count` columns; the added ones hold no neighbour."""
@@ -59,14 +63,17 @@ class Retrieved:
             pad(self.tokens, missing),
             pad(self.distances, missing, value=torch.inf),
             pad(self.ids, missing, value=MISSING),
+            self.matched,
         )
 
-    def __getitem__(self, which) -> "Retrieved":
-        return Retrieved(self.tokens[which], self.distances[which], self.ids[which])
+    def __getitem__(self, rows) -> "Retrieved":
+        matched = None if self.matched is None else self.matched[rows]
+        return Retrieved(self.tokens[rows], self.distances[rows], self.ids[rows], matched)
 
     def to(self, device: torch.device) -> "Retrieved":
         """Returns the same neighbours on a device."""
-        return Retrieved(self.tokens.to(device), self.distances.to(device), self.ids.to(device))
+        matched = None if self.matched is None else self.matched.to(device)
+        return Retrieved(self.tokens.to(device), self.distances.to(device), self.ids.to(device), matched)
 
 
 def advance_neighbours(previous: Retrieved, observed: Int[Tensor, "n"], entries: Entries) -> Retrieved:
@@ -87,22 +94,26 @@ def advance_neighbours(previous: Retrieved, observed: Int[Tensor, "n"], entries:
 
 
 class Retriever:
-    """Neighbours of the positions of one split, from the table and the memory's version at the time it was opened."""
+    """Neighbours of the positions of one split, from the table and the memory's version at the time it was opened.
 
-    def __init__(self, table: NeighbourTable, split: Split, count: int):
+    With a matcher, the exact matches of the positions too.
+    """
+
+    def __init__(self, table: NeighbourTable, split: Split, count: int, matcher: Matcher | None = None):
         ids, distances = table.array(f"{split}.ids"), table.array(f"{split}.distances")
         if count > ids.shape[1]:
             raise InputError(
                 f"{table.directory} holds {ids.shape[1]} neighbours of each {split} position, {count} are asked for; "
                 f"raise neighbours.{'count' if split == 'train' else 'held_out'} or ask for fewer"
             )
-        self._ids, self._distances = ids[:, :count], distances[:, :count]
+        self._ids, self._distances, self._matcher = ids[:, :count], distances[:, :count], matcher
         self._entries = table.memory.entries()
 
     def __call__(self, positions: Int[np.ndarray, "*batch"]) -> Retrieved:
-        """Returns the neighbours of some positions, without documents that were forgotten."""
+        """Returns what the memory has for some positions, without documents that were forgotten."""
         flat = positions.reshape(-1)
         ids, distances = self._ids[flat].astype(np.int64), self._distances[flat]
         ids, distances = drop_forgotten(ids, distances, self._entries)
         shape = (*positions.shape, ids.shape[1])
-        return Retrieved.from_ids(ids.reshape(shape), distances.reshape(shape), self._entries)
+        found = Retrieved.from_ids(ids.reshape(shape), distances.reshape(shape), self._entries)
+        return found if self._matcher is None else replace(found, matched=self._matcher(positions))

@@ -12,7 +12,7 @@ from spalm.corpus import Split, TokenSplit
 from spalm.lm import LanguageModel, Reading, hidden_states
 from spalm.lm.reading import refuse_divergence
 from spalm.neighbours import MISSING
-from spalm.semiparametric.adaptive import BaseOutputs
+from spalm.semiparametric.examples import BaseOutputs
 from spalm.semiparametric.gate import Gate
 from spalm.semiparametric.retrieval import Retrieved, Retriever
 
@@ -60,7 +60,9 @@ class Scorer:
         """Returns what needs the distribution over the vocabulary: log p of the targets, and inputs of mixtures."""
         log_probabilities = self.model.log_probabilities(mixed)
         base = BaseOutputs.of(hidden, log_probabilities, retrieved)
+        of_matched = {} if base.of_matched is None else {"of_matched": base.of_matched.half()}
         return {
+            **of_matched,
             "log_probabilities": log_probabilities.gather(-1, targets[:, None])[:, 0],
             "entropy": base.entropy,
             "highest": base.highest,

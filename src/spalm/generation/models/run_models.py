@@ -10,7 +10,17 @@ from spalm.compute import Hardware
 from spalm.generation.models.model_set import ModelSet, Neighbours, Network, Variant
 from spalm.lm import Reading
 from spalm.memory import Encoder, encoder_of
-from spalm.runs import DEFAULT_ROW, ROWS, FinishedRun, HeldOut, NetworkName, Row, load_mixture, mixture_file
+from spalm.runs import (
+    DEFAULT_ROW,
+    GENERATING_ROWS,
+    ROWS,
+    FinishedRun,
+    HeldOut,
+    NetworkName,
+    Row,
+    load_mixture,
+    mixture_file,
+)
 from spalm.semiparametric import (
     AdaptiveMixture,
     Combiner,
@@ -41,7 +51,7 @@ class RunModels(ModelSet):
 
     @property
     def names(self) -> list[str]:
-        return list(ROWS)
+        return list(GENERATING_ROWS)
 
     def model_name(self, variant: str) -> str:
         return f"{self.directory.resolve().name}/{variant}"
