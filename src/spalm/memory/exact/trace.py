@@ -92,7 +92,7 @@ def _places_of(
     """Returns the first place of each of some documents that are in a shard, and the one after its last."""
     own = np.flatnonzero(np.isin(shard.contexts.first_ids, documents))
     begins = shard.contexts.borders[own] + 1
-    return begins, begins + shard.contexts.document_lengths[own]
+    return begins, begins + shard.contexts.lengths[own]
 
 
 def _not_contained(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
