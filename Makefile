@@ -8,8 +8,9 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-# The tests start many processes: each would compile the package anew where nothing compiled is kept.
-PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n 2 --dist worksteal
+# The tests start many processes: each would compile the package anew where nothing compiled is kept. There are three
+# workers for two cores, because many tests wait for other processes.
+PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n 3 --dist loadgroup --no-loadscope-reorder
 BENCHMARKS := attach training neighbours spalm ray disk plan
 
 .PHONY: setup demo lint quick-tests all-tests check test docs bench $(addprefix bench-,$(BENCHMARKS)) clean

@@ -1,6 +1,7 @@
 """What several tests need: a small text, the corpus made from it, and the folder of real corpora."""
 
 import os
+from collections import Counter
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -27,6 +28,14 @@ from support.small_texts import sentences, word_corpus
 from support.tiny_models import write_model
 
 torch.set_num_threads(1)  # the tensors here are tiny: a second thread only waits for the first
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Keeps the tests of a file on one worker, which share its fixtures; files with most slow tests come first."""
+    slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
+    items.sort(key=lambda item: -slow[item.path])
+    for item in items:
+        item.add_marker(pytest.mark.xdist_group(str(item.path)))
 
 
 @pytest.fixture(autouse=True)

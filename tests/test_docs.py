@@ -176,6 +176,7 @@ def test_a_vector_database_proposes_and_the_memory_decides(database, tmp_path):
     assert agrees(Searcher(memory, index, known))
 
 
+@pytest.mark.slow
 def test_a_model_writes_and_is_served_by_it(database, attached_folder, capsys, monkeypatch):
     from fastapi.testclient import TestClient
 

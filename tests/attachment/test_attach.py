@@ -43,6 +43,7 @@ def copy(attached_folder, tmp_path) -> Attached:
     return Attached(shutil.copytree(attached_folder, tmp_path / "copy"), CPU)
 
 
+@pytest.mark.slow
 def test_the_memory_pays_on_documents_that_it_does_not_hold(attached):
     for figures in attached.combiner_artifact.facts["figures"].values():
         assert figures["adaptive"] < figures["knn-lm"] < figures["plain"]
@@ -95,6 +96,7 @@ def test_training_positions_do_not_see_their_own_document_and_dev_sees_no_held_o
     assert {*attached.corpus.split("dev").names} <= {*held.names}, "afterwards they are remembered too"
 
 
+@pytest.mark.slow
 def test_attaching_again_changes_nothing_and_other_settings_are_measured_without_what_came_later(copy, tmp_path):
     before = {path: path.read_bytes() for path in copy.directory.rglob("*") if path.is_file()}
     texts = copy.directory.parent / "text"

@@ -68,6 +68,7 @@ def test_renamed_text_is_noticed(text_folder, tmp_path):
     assert build_corpus(moved, tmp_path / "d").digest != first
 
 
+@pytest.mark.slow
 def test_names_and_lines_of_any_kind(text_folder, tmp_path):
     with open(os.fsencode(text_folder) + b"/caf\xe9.txt", "wb") as file:  # noqa: PTH123
         file.write(b"une ligne\n" * 20)

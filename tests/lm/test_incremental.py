@@ -55,6 +55,7 @@ def inputs(text: TokenStream) -> list[int]:
     return text.inputs(np.arange(len(text))).tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reading", READINGS.values(), ids=READINGS)
 @given(sizes=st.lists(st.integers(1, LENGTH), min_size=1, max_size=7))
 @settings(max_examples=12, deadline=None)

@@ -82,6 +82,7 @@ def test_a_model_without_attention_is_refused(tmp_path):
         PretrainedFolder(folder).load(CPU)
 
 
+@pytest.mark.slow
 def test_a_model_with_an_encoder_is_refused(tmp_path):
     config = transformers.T5Config(vocab_size=97, d_model=24, d_kv=12, d_ff=48, num_layers=1, num_heads=2)
     folder = made(tmp_path, transformers.T5ForConditionalGeneration(config))

@@ -21,6 +21,7 @@ def planned():
     return PlannedMemory.of(read_recipe("wikitext103", []), 103e6)
 
 
+@pytest.mark.slow
 def test_bytes_are_those_of_what_is_made(facts_run, tmp_path):
     memory, table = facts_run.memory, facts_run.neighbours
     entries = len(memory.entries())

@@ -72,6 +72,7 @@ def test_every_position_of_every_split_has_its_neighbours(memory, encoder, corpu
     assert table.facts["splits"]["train"]["first_match"] == pytest.approx(matches)
 
 
+@pytest.mark.slow
 def test_what_is_forgotten_leaves_the_table_at_once(memory, encoder, corpus, tmp_path):
     table = find_neighbours(
         memory, encoder, corpus, NeighbourSettings(count=3, held_out=5), tmp_path / "neighbours", execution=EXECUTION
@@ -96,6 +97,7 @@ def test_what_is_forgotten_leaves_the_table_at_once(memory, encoder, corpus, tmp
     assert (train[sorted(gone)] == MISSING).all(), "what is not in the memory has no key to ask with"
 
 
+@pytest.mark.slow
 def test_a_table_of_another_memory_is_refused(memory, encoder, corpus, tmp_path):
     find_neighbours(memory, encoder, corpus, NeighbourSettings(), tmp_path / "neighbours", execution=EXECUTION)
     other = Encoder("other", 14, corpus.vocabulary, encoder.reading, encoder.load, encoder.device)
@@ -106,6 +108,7 @@ def test_a_table_of_another_memory_is_refused(memory, encoder, corpus, tmp_path)
         NeighbourTable(tmp_path / "neighbours", second)
 
 
+@pytest.mark.slow
 def test_a_memory_made_anew_is_another_memory(memory, encoder, corpus, tmp_path):
     """The same encoder, but other texts under the same ids."""
     find_neighbours(memory, encoder, corpus, NeighbourSettings(), tmp_path / "neighbours", execution=EXECUTION)
