@@ -3,10 +3,13 @@
 import numpy as np
 import pytest
 
+from spalm.attachment import Attached
+from spalm.compute import Hardware
 from spalm.corpus import token_in_text, visible_token
 from spalm.corpus import tokeniser as tokenisers
 from spalm.errors import InputError
-from spalm.generation.inspection import CorpusPassage, Switches
+from spalm.generation import AttachedModels
+from spalm.generation.inspection import CorpusPassage, Explorer, Switches
 
 MEMORY = ("knn-lm", "spalm", "spalm+knn", "spalm-adaptive")
 
@@ -152,3 +155,27 @@ def test_bytes_that_are_no_text_are_told_apart():
     for id in range(bpe.size):
         text = bpe.decode([id])
         assert bpe.spell(id) == text or "\ufffd" in text
+
+
+def test_what_stands_word_for_word_in_the_memory_is_traced(explorer, finished):
+    train = finished.corpus.split("train")
+    begin, names = int(train.begins[2]), finished.memory.entries().live_documents
+    text = finished.corpus.tokeniser.decode(train.tokens[begin + 8 : begin + 40].tolist())
+    found = explorer.trace(text)
+    whole = found["spans"][0]
+    assert (whole["start"], whole["end"], whole["count"]) == (0, 32, 1)
+    assert whole["sources"] == [{"document": train.names[2], "offset": 8}]
+    number = int(names.numbers[names.names.index(train.names[2])])
+    without = explorer.trace(text, Switches(documents=frozenset([number])))["spans"]
+    assert all(span["end"] - span["start"] >= found["least"] for span in without)
+    assert train.names[2] not in {source["document"] for span in without for source in span["sources"]}
+
+
+def test_a_passage_is_not_traced_to_its_own_document(attached_folder):
+    attached = Explorer(AttachedModels(Attached(attached_folder, Hardware("cpu", 1))))
+    name = attached.models.corpus.split("test").names[0]
+    spans = attached.trace(CorpusPassage("test", 0, 0, 60))["spans"]
+    assert spans
+    assert name not in {source["document"] for span in spans for source in span["sources"]}
+    text = attached.models.tokeniser.decode(attached.models.corpus.split("test").tokens[:60].tolist())
+    assert name in {source["document"] for span in attached.trace(text)["spans"] for source in span["sources"]}

@@ -127,6 +127,34 @@ def test_paste_hover_click_and_switch_a_neighbour_off(page, api):
     assert same(shown_probabilities(page, "#chosen"), token["probability"])
 
 
+def test_what_stands_word_for_word_in_the_memory_is_marked(page, api, finished):
+    train = finished.corpus.split("train")
+    begin = int(train.begins[2])
+    quotation = finished.corpus.tokeniser.decode(train.tokens[begin + 8 : begin + 20].tolist()).replace("\n", " \n ")
+    text = f"never before {quotation} never after"
+    read(page, text)
+    spans = api("trace", text=text)["spans"]
+    covered = {position for span in spans for position in range(span["start"], span["end"])}
+    marked = page.locator(".token.verbatim")
+    assert {int(each.get_attribute("data-position")) for each in marked.all()} == covered
+    assert 12 <= len(covered) < page.locator(".token").count()
+    assert f"{len(covered)} of {page.locator('.token').count()} tokens" in page.locator("#verbatim").text_content()
+    assert "word for word" in marked.first.get_attribute("aria-label")
+    place = f"{train.names[2]}, token 8"
+    page.hover('.token[data-position="6"]')
+    page.wait_for_selector("#tip:not([hidden])")
+    assert place in page.locator("#tip").text_content()
+    page.click('.token[data-position="6"]')
+    page.wait_for_selector(".neighbour")
+    assert place in page.locator("#chosen .verbatim-span").first.text_content()
+    page.click('.token[data-position="0"]')
+    page.wait_for_function("() => document.querySelector('#chosen h2').textContent.endsWith('at 0')")
+    assert page.locator("#chosen .verbatim-span").count() == 0
+    read(page, "never before")
+    assert marked.count() == 0
+    assert "No span" in page.locator("#verbatim").text_content()
+
+
 @pytest.mark.parametrize("width", [1280, 1000])
 def test_the_table_of_likely_tokens_is_not_clipped(page, width):
     page.set_viewport_size({"width": width, "height": 900})

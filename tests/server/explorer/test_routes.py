@@ -33,6 +33,9 @@ def test_the_page_and_the_api_answer(client, finished):
     assert found.status_code == 200
     assert found.headers["content-type"] == "application/json"
     assert len(found.json()["tokens"]) == 30
+    traced = client.post("/api/trace", json=question).json()
+    assert traced["least"] == 6
+    assert all({*span} == {"start", "end", "count", "sources"} for span in traced["spans"])
     token = client.post("/api/token", json={**question, "position": 29})
     assert token.json()["probability"].keys() == found.json()["models"].keys()
 

@@ -1,7 +1,7 @@
 """Every model's predictions of a passage, token by token, with parts of the memory switched off on request."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import islice
 from threading import Lock
 from typing import Any
@@ -22,7 +22,9 @@ from spalm.generation.inspection.passages import (
 )
 from spalm.generation.models import ModelSet
 from spalm.generation.score import score_variant
+from spalm.generation.trace import sources_of
 from spalm.memory import Entries
+from spalm.memory.exact.trace import LEAST
 from spalm.runs import HeldOut
 
 _LISTED = 16
@@ -81,6 +83,28 @@ class Explorer:
             "tokens": [token_in_text(tokeniser, token) for token in read.tokens.tolist()],
             "shown": [visible_token(tokeniser, token) for token in read.tokens.tolist()],
             "models": models,
+        }
+
+    def trace(self, passage: Passage, off: Switches = EVERYTHING_ON) -> dict[str, Any]:
+        """Returns the spans of a passage that stand word for word in other documents of the memory, longest first."""
+        with self._working:
+            read = self._reader.read(passage)
+        entries = self.models.memory.entries()
+        live = entries.live_documents
+        own = [] if read.own_document is None else [read.own_document]
+        left_out = np.concatenate([live.first_ids[np.isin(live.numbers, list(off.documents))], np.array(own, np.int64)])
+        spans = self.models.memory.exact.trace(read.tokens, LEAST, left_out)
+        return {
+            "least": LEAST,
+            "spans": [
+                {
+                    "start": span.start,
+                    "end": span.end,
+                    "count": span.count,
+                    "sources": [asdict(source) for source in sources_of(span, entries)],
+                }
+                for span in spans
+            ],
         }
 
     def _scores(self, read: ReadPassage, off: Switches) -> dict[str, dict[str, list[float]]]:

@@ -13,7 +13,7 @@ from torch import Tensor
 from spalm.errors import InputError
 from spalm.generation.models import ModelSet, Variant
 from spalm.generation.score import read_states, stream_of_text
-from spalm.memory import Entries
+from spalm.memory import Entries, source_of_split
 from spalm.neighbours import drop_neighbours
 from spalm.runs import HeldOut
 from spalm.semiparametric import Retrieved
@@ -64,6 +64,8 @@ class ReadPassage:
     """Hidden states, by the name of the network."""
     ids: np.ndarray
     distances: np.ndarray
+    own_document: int | None = None
+    """Id of the first entry of the passage's own document, if the memory holds that."""
 
     def off(self, rows: slice | int, switches: Switches, entries: Entries) -> np.ndarray:
         """Returns which neighbours of some positions are switched off or forgotten."""
@@ -126,4 +128,6 @@ class PassageReader:
         states = {key: read_states(network, text, first, int(rows[-1]) + 1) for key, network in networks.items()}
         title = f"{name} ({place.split}), from token {place.offset:,}"
         neighbours = self._models.neighbours_of_split(place.split, rows)
-        return ReadPassage(title, text.targets(rows), variants, states, *neighbours)
+        remembered = self._models.memory.first_id(source_of_split(self._models.corpus, place.split))
+        own = None if remembered is None else remembered + begin
+        return ReadPassage(title, text.targets(rows), variants, states, *neighbours, own_document=own)

@@ -33,6 +33,10 @@ def explorer_routes(explorer: Explorer, queue: RequestQueue) -> APIRouter:
     async def passage(body: PassageRequest, request: Request) -> dict[str, Any]:
         return await queue.run(request.receive, lambda: explorer.passage(body.passage, body.off))
 
+    @routes.post("/trace")
+    async def trace(body: PassageRequest, request: Request) -> dict[str, Any]:
+        return await queue.run(request.receive, lambda: explorer.trace(body.passage, body.off))
+
     @routes.post("/token")
     async def token(body: TokenRequest, request: Request) -> dict[str, Any]:
         return await queue.run(request.receive, lambda: explorer.token(body.passage, body.position, body.off))

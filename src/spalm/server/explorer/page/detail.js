@@ -1,11 +1,14 @@
 // The details of one token: what the models predicted there, and where its neighbours come from.
 
-import { grouped, make, shortly, word } from "./elements.js";
+import { grouped, make, shortly, verbatim, word } from "./elements.js";
 
 const $ = (id) => document.getElementById(id);
 
-// `switches` holds the documents that are off, and the functions that switch an entry or a document.
-export function showDetail(found, between, switches) {
+const MOST_SPANS = 5;
+
+// `spans` are those at the token that stand word for word in the memory. `switches` holds the documents that are off, and
+// the functions that switch an entry or a document.
+export function showDetail(found, spans, between, switches) {
   const focused = document.activeElement?.dataset?.keep;
   const rows = Object.entries(found.probability).map(([name, probability]) =>
     make("tr", { "data-model": name },
@@ -18,6 +21,7 @@ export function showDetail(found, between, switches) {
   $("chosen").replaceChildren(
     make("h2", {}, "Token ", word(found.shown), ` at ${found.position}`),
     make("div", { class: "scroll" }, make("table", {}, make("thead", {}, make("tr", {}, ...head)), make("tbody", {}, ...rows))),
+    ...(spans.length ? [make("h3", {}, "Word for word in the memory"), ...spans.slice(0, MOST_SPANS).map(verbatim)] : []),
     make("h3", {}, found.neighbours.length ? "Neighbours, nearest first" : "The memory found nothing here"),
     ...found.neighbours.map((each) => neighbour(each, between, switches)));
   $("hint").hidden = true;

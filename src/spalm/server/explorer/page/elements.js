@@ -15,3 +15,12 @@ export const shortly = (value) => (value >= 0.0995 ? value.toFixed(2) : value.to
 export const signed = (value) => (value < 0 ? "−" : "+") + Math.abs(value).toFixed(2);
 export const grouped = (count) => count.toLocaleString("en");
 export const mean = (values) => values.reduce((sum, value) => sum + value, 0) / values.length;
+
+// Returns a line for each place where a span stands word for word in the memory.
+export function verbatim(span) {
+  const more = span.count - span.sources.length;
+  return make("div", { class: "verbatim-span" },
+    make("div", {}, `${grouped(span.end - span.start)} tokens, from ${span.start} to ${span.end - 1}, word for word in`),
+    ...span.sources.map((each) => make("div", { class: "source" }, `${each.document}, token ${grouped(each.offset)}`)),
+    more > 0 ? make("div", { class: "source" }, `and ${grouped(more)} more`) : "");
+}

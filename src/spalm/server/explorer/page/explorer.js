@@ -3,7 +3,7 @@
 import { ask, busy } from "./requests.js";
 import { showDetail } from "./detail.js";
 import { grouped, make } from "./elements.js";
-import { choose, focusToken, hideTip, paint, showPassage, showTip, whereTo } from "./passage.js";
+import { choose, focusToken, hideTip, paint, setSpans, showPassage, showTip, spansAt, whereTo } from "./passage.js";
 
 const $ = (id) => document.getElementById(id);
 const MOST_LISTED = 200;
@@ -30,8 +30,18 @@ const readPassage = (question) =>
     $("hint").hidden = false;
     $("chosen").hidden = true;
     $("status").textContent = `${found.title}: ${grouped(found.tokens.length)} tokens`;
+    setSpans(null);
     rebuild();
+    await trace();
+    await detail(); // of a token that was chosen meanwhile
   });
+
+// Marks what stands word for word in the memory, which the server may need a moment to find.
+async function trace() {
+  const found = await ask("trace", "api/trace", { ...state.question, ...off() });
+  setSpans(found);
+  paint();
+}
 
 function rebuild() {
   showPassage(state.found, state.about.between);
@@ -41,7 +51,7 @@ function rebuild() {
 async function detail() {
   if (state.chosen === null) return;
   const found = await ask("token", "api/token", { ...state.question, ...off(), position: state.chosen });
-  showDetail(found, state.about.between, { documents: state.documentsOff, entry: switchEntry, document: switchDocument });
+  showDetail(found, spansAt(state.chosen), state.about.between, { documents: state.documentsOff, entry: switchEntry, document: switchDocument });
 }
 
 async function open(position) {
@@ -72,6 +82,7 @@ const readAgain = () =>
     showOff();
     state.found = await ask("passage", "api/passage", { ...state.question, ...off() });
     paint(state.found);
+    await trace();
     await detail();
   });
 

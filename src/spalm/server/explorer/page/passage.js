@@ -1,6 +1,6 @@
 // The passage: its tokens, their colours, and the tip beside the token under the pointer.
 
-import { make, mean, shortly, signed, word } from "./elements.js";
+import { grouped, make, mean, shortly, signed, verbatim, word } from "./elements.js";
 
 const $ = (id) => document.getElementById(id);
 const LEGENDS = {
@@ -11,6 +11,8 @@ const LEGENDS = {
 
 let found = null; // the server's answer
 let between = "";
+let traced = { least: 0, spans: [] }; // what of the passage stands word for word in the memory
+let covered = new Set(); // the positions of these spans
 
 const colouring = () => document.querySelector("input[name=colour]:checked").value;
 
@@ -46,7 +48,22 @@ function describe(model, position) {
     network: `memory ${shortly(memoryShare(scores, position))}`,
     surprise: `surprise ${(-own).toFixed(1)}`,
   }[colouring()];
-  return `${found.shown[position]}, probability ${shortly(Math.exp(own))}, ${colour}`;
+  const stands = covered.has(position) ? ", word for word in the memory" : "";
+  return `${found.shown[position]}, probability ${shortly(Math.exp(own))}, ${colour}${stands}`;
+}
+
+// Returns the spans that hold a position and stand word for word in the memory, longest first.
+export const spansAt = (position) => traced.spans.filter((span) => span.start <= position && position < span.end);
+
+// Takes the spans of the passage that stand word for word in the memory; null while they are not known.
+export function setSpans(answer) {
+  traced = answer || { least: 0, spans: [] };
+  covered = new Set();
+  for (const { start, end } of traced.spans) for (let position = start; position < end; position++) covered.add(position);
+  const count = `${grouped(covered.size)} of ${grouped(found?.tokens.length || 0)} tokens`;
+  $("verbatim").textContent = !answer ? "" : covered.size
+    ? `Underlined: ${count} stand word for word in the memory, in spans of ${traced.least} or more.`
+    : `No span of ${traced.least} or more tokens stands word for word in the memory.`;
 }
 
 export function showPassage(answer, betweenTokens) {
@@ -87,6 +104,7 @@ export function paint(answer = found) {
       piece.style.setProperty("--tint", `var(${hue})`);
       piece.style.setProperty("--strength", strength.toFixed(3));
       piece.classList.toggle("under", under);
+      piece.classList.toggle("verbatim", covered.has(position));
       piece.setAttribute("aria-label", describe(model, position));
     }
   }
@@ -138,7 +156,10 @@ export function showTip(piece) {
       make("td", {}, name),
       make("td", { class: "probability" }, shortly(Math.exp(scores.log_probabilities[position]))),
       make("td", {}, scores.network ? `memory ${shortly(memoryShare(scores, position))}` : "")));
-  $("tip").replaceChildren(make("div", {}, word(found.shown[position])), make("table", {}, make("tbody", {}, ...rows)));
+  $("tip").replaceChildren(
+    make("div", {}, word(found.shown[position])),
+    make("table", {}, make("tbody", {}, ...rows)),
+    ...spansAt(position).slice(0, 1).map(verbatim));
   $("tip").hidden = false;
   const box = piece.getBoundingClientRect();
   const own = $("tip").getBoundingClientRect();
