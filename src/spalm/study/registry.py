@@ -14,6 +14,7 @@ from spalm.study.analyses.curves import training_curves
 from spalm.study.analyses.gates import gate_heatmap, gate_histogram
 from spalm.study.analyses.matches import neighbour_matches
 from spalm.study.analyses.outputs import output_analysis
+from spalm.study.analyses.overlap import verbatim_overlap
 from spalm.study.analyses.significance import pairwise_significance
 from spalm.study.analyses.slices import by_frequency, by_position
 from spalm.study.analyses.strips import neighbour_strips
@@ -27,6 +28,7 @@ ANALYSES: dict[str, AnalysisFunction] = {
     "heatmap": gate_heatmap,
     "neighbours": by_neighbours,
     "matches": neighbour_matches,
+    "overlap": verbatim_overlap,
     "significance": pairwise_significance,
     "position": by_position,
     "frequency": by_frequency,
