@@ -16,7 +16,7 @@ from spalm.compute import Execution, Hardware, open_engine
 from spalm.console import say
 from spalm.errors import InputError
 from spalm.generation import Sampling, SamplingOptions, citation_lines, open_traceable, print_spans, text_of_file
-from spalm.memory.exact.trace import LEAST
+from spalm.memory.exact import LEAST
 from spalm.settings import read_settings
 
 ModelArgument = Annotated[Path, typer.Argument(metavar="DIR", help="What `spalm attach` made, or a finished run.")]

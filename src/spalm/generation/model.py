@@ -21,7 +21,7 @@ from spalm.generation.score import Score, read_states, score_of, score_variant, 
 from spalm.generation.trace import TracedSpan, trace_text
 from spalm.lm import LanguageModel, Reading
 from spalm.memory import Encoder, Memory
-from spalm.memory.exact.trace import LEAST
+from spalm.memory.exact import LEAST
 from spalm.semiparametric import Combiner, Retrieved, Search
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from spalm.artifact import MANIFEST
 from spalm.corpus import Corpus, Tokeniser
 from spalm.errors import InputError
 from spalm.memory import Entries, EntrySource, Memory, is_memory
-from spalm.memory.exact.trace import LEAST, VerbatimSpan
+from spalm.memory.exact import LEAST, VerbatimSpan
 
 _SHOWN = 160
 """Number of characters of a span that are shown in a table."""
@@ -100,6 +100,7 @@ def print_spans(text: str, spans: list[TracedSpan], console: Console) -> None:
         console.print("no span of this text stands word for word in the memory; --least N looks for shorter ones")
         return
     table = Table("tokens", "characters", "span", "places", "documents and tokens in them", box=box.SIMPLE_HEAD)
+    table.columns[4].overflow = "fold"
     for number in (0, 3):
         table.columns[number].justify = "right"
     for span in spans:

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from spalm.memory import remember, source_of_text
-from spalm.memory.exact import LONGEST
-from spalm.memory.exact.trace import VerbatimSpan
+from spalm.memory.exact import LONGEST, VerbatimSpan
 from support.stub_memory import StubEncoder, new_memory, stream
 
 

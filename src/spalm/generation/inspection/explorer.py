@@ -24,7 +24,7 @@ from spalm.generation.models import ModelSet
 from spalm.generation.score import score_variant
 from spalm.generation.trace import sources_of
 from spalm.memory import Entries
-from spalm.memory.exact.trace import LEAST
+from spalm.memory.exact import LEAST
 from spalm.runs import HeldOut
 
 _LISTED = 16

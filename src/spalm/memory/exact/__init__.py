@@ -10,14 +10,18 @@ from spalm.memory.exact.matches import (
     reversed_context,
     reversed_contexts,
 )
+from spalm.memory.exact.trace import LEAST, NO_DOCUMENTS, VerbatimSpan
 
 __all__ = [
+    "LEAST",
     "LEAST_COUNTS",
     "LONGEST",
+    "NO_DOCUMENTS",
     "OCCURRENCES",
     "ExactIndex",
     "Excluded",
     "Matches",
+    "VerbatimSpan",
     "reversed_context",
     "reversed_contexts",
 ]

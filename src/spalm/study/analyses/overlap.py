@@ -7,8 +7,7 @@ from jaxtyping import Bool, Int
 
 from spalm.corpus import TokenSplit
 from spalm.memory import source_of_split
-from spalm.memory.exact import LONGEST, Excluded, reversed_contexts
-from spalm.memory.exact.trace import NO_DOCUMENTS
+from spalm.memory.exact import LONGEST, NO_DOCUMENTS, Excluded, reversed_contexts
 from spalm.runs import HELD_OUT, REFERENCE_ROW, FinishedRun, HeldOut, RowName
 from spalm.study.analysis import Analysis, AnalysisRequest, Cell, DataTable
 from spalm.study.drawing import COLOURS, Axes
