@@ -1,0 +1,310 @@
+"""Exact matches: tokens indexed per second, microseconds of a query and bytes of a token, beside infini-gram's.
+
+    exact.json    for each size: both systems, and the ratios infini-gram / spalm in time (above 1: spalm is faster)
+
+Text is Wikipedia (SPALM_DATA names the folder that holds it), tokenised here; where it is too short it is repeated, a
+twentieth of its tokens replaced. A query is up to 64 tokens of an article that is not in the index: how long is the
+longest end of it that is, how often does it stand there, and what followed? infini-gram is asked by `infgram_ntd` with
+as much support as we look at occurrences; we find two shorter matches as well. Each system works in a process of its
+own, on one core, and with all cores in bulk, once with all of the machine's memory and, with --ram, once with only this
+share of the index's size. A control group enforces the limit, which takes root. Both indexers write their files anew
+each time, by turns; all times are medians.
+"""
+
+import argparse
+import gzip
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from bench_disk import control_group, drop_from_cache, no_model
+from bench_neighbours import resident
+from spalm.artifact import read_json, write_json
+from spalm.compute import Execution, Hardware, available_cores, set_threads
+from spalm.console import say
+from spalm.corpus import Tokeniser, TokeniserSettings, TokenStream
+from spalm.corpus.sources.text_source import locate
+from spalm.corpus.tokeniser import learn_tokeniser, tokeniser_from_json
+from spalm.lm import Reading
+from spalm.memory import Encoder, Memory, MemorySettings, open_memory, remember
+from spalm.memory.exact import LONGEST, reversed_context
+from spalm.memory.exact.matches import OCCURRENCES
+
+VOCABULARY = 32_000
+LEARNED_FROM = 3_000
+"""Number of articles from which the tokeniser is learned."""
+REPLACED = 0.05
+"""Share of the tokens that are replaced where the text is repeated."""
+QUERIES, BULK = 1000, 20_000
+"""Numbers of queries asked one at a time, and together."""
+ROUNDS = 3
+"""Number of times that everything is measured."""
+SEPARATOR, END = 65_535, 65_534
+"""Numbers before each document in infini-gram's files, and in its answers where a document ends."""
+
+
+@dataclass(frozen=True)
+class NoKeys(Encoder):
+    """An encoder without a model: all keys are zero."""
+
+    def keys(self, stream, start, stop, to_keys, width, progress=lambda _: None):  # noqa: ARG002, PLR0917
+        progress(stop - start)
+        return np.zeros((stop - start, width), np.float16)
+
+
+def articles(split: str) -> Iterator[bytes]:
+    """Yields the articles of a split of Wikipedia."""
+    with gzip.open(locate(f"wikipedia/{split}.txt.gz")) as file:
+        lines: list[bytes] = []
+        for line in file:
+            if line.strip():
+                lines.append(line)
+            elif lines:
+                yield b"".join(lines)
+                lines = []
+
+
+def tokeniser(folder: Path) -> Tokeniser:
+    """Returns the tokeniser, learned by the first call."""
+    path = folder / "tokeniser.json"
+    if not path.exists():
+        settings = TokeniserSettings(kind="bpe", size=VOCABULARY)
+        write_json(path, learn_tokeniser(settings, lambda: islice(articles("train"), LEARNED_FROM)).to_json())
+    return tokeniser_from_json(read_json(path))
+
+
+def tokenised(split: str, least: int, folder: Path) -> list[np.ndarray]:
+    """Returns the tokens of the first articles of a split, `least` tokens or all there are."""
+    own, source, found, count = tokeniser(folder), articles(split), [], 0
+    while count < least and (batch := list(islice(source, 500))):
+        found += [tokens.astype(np.uint16) for tokens in own.encode(batch)]
+        count = sum(map(len, found))
+    return found
+
+
+def text_of(size: int, folder: Path) -> TokenStream:
+    """Returns `size` tokens of Wikipedia, repeated with noise where it is shorter."""
+    documents = tokenised("train", size, folder)
+    once, ends = np.concatenate(documents), np.cumsum([len(tokens) for tokens in documents])
+    copies = -(-size // len(once))
+    tokens, random = np.tile(once, copies), np.random.default_rng(0)
+    for copy in range(1, copies):
+        own = tokens[copy * len(once) : (copy + 1) * len(once)]
+        places = np.flatnonzero(random.random(len(own), np.float32) < REPLACED)
+        own[places] = once[random.integers(0, len(once), len(places))]
+    ends = np.concatenate([ends + copy * len(once) for copy in range(copies)])
+    return TokenStream(tokens, ends, lambda: [f"article {end}" for end in ends], 0).beginning(size)
+
+
+def prepare(size: str, work: Path) -> dict:
+    """Makes the memory, infini-gram's files of tokens, and the queries."""
+    stream = text_of(int(size), work.parent)
+    encoder = NoKeys(
+        "none", 1, VOCABULARY, Reading.of(1, segment=64, memory=0, lanes=1), no_model, lambda: torch.device("cpu")
+    )
+    shutil.rmtree(work / "memory", ignore_errors=True)
+    memory = open_memory(work / "memory", encoder, MemorySettings(), stream)
+    remember(memory, encoder, stream, {"size": size})
+    (work / "infini-gram").mkdir(exist_ok=True)
+    begins = stream.begins
+    with_separators = np.insert(stream.tokens, begins, SEPARATOR).astype("<u2")
+    with_separators.tofile(work / "infini-gram" / "tokenized.0")
+    (2 * (begins + np.arange(len(begins)))).astype("<u8").tofile(work / "infini-gram" / "offset.0")
+    others, random = tokenised("test", 1 << 40, work.parent), np.random.default_rng(1)
+    queries = []
+    for document in random.integers(0, len(others), QUERIES + BULK).tolist():
+        end = int(random.integers(1, len(others[document]) + 1))
+        queries.append(others[document][max(0, end - LONGEST) : end].tolist())
+    write_json(work / "queries.json", queries)
+    return {"documents": len(stream.ends)}
+
+
+def index_spalm(work: Path) -> dict:
+    """Measures the making of our index from the tokens of a memory, on one core."""
+    memory = Memory(work / "memory")
+    shutil.rmtree(memory.exact.folder, ignore_errors=True)
+    set_threads(1)
+    began = time.perf_counter()
+    memory.exact.catch_up(Execution(hardware=Hardware(threads=1)))
+    seconds = time.perf_counter() - began
+    return {"seconds": seconds, "bytes": sum(path.stat().st_size for path in memory.exact.folder.rglob("*"))}
+
+
+def index_infini_gram(work: Path) -> dict:
+    """Measures infini-gram's indexer on the same tokens, on one core; its own start is left out."""
+    folder = work / "infini-gram"
+    (folder / "table.0").unlink(missing_ok=True)
+    ram = max(1, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >> 31)
+    options = {"data_dir": folder, "save_dir": folder, "token_dtype": "u16", "cpus": 1, "mem": ram, "ulimit": 1024}
+    command = [sys.executable, "-m", "infini_gram.indexing", *(f"--{name}={value}" for name, value in options.items())]
+    told = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    seconds = float(told.split("Step 2 (build_sa): Done. Took ")[1].split()[0])
+    return {"seconds": seconds, "bytes": sum(path.stat().st_size for path in folder.iterdir())}
+
+
+Answer = Callable[[list[int]], tuple[int, int]]
+"""Function that answers a query: the length of the longest match, and its count."""
+
+
+def ask(work: Path, answer: Answer, bulk: Callable[[list[list[int]]], object], *, limited: bool) -> dict:
+    """Measures the microseconds of a query, one at a time and in bulk."""
+    every = json.loads((work / "queries.json").read_text())
+    single, together = every[:QUERIES], every[QUERIES:]
+    if limited:
+        single, together = single[: QUERIES // 4], together[: BULK // 10]
+    else:  # compiles, and reads everything into RAM that fits
+        bulk(together)
+        bulk(single)
+    taken, answers = [], []
+    for query in single:
+        began = time.perf_counter()
+        answers.append(answer(query))
+        taken.append(1e6 * (time.perf_counter() - began))
+    in_bulk = []
+    for _ in range(1 if limited else ROUNDS):
+        began = time.perf_counter()
+        bulk(together)
+        in_bulk.append(1e6 * (time.perf_counter() - began) / len(together))
+    return {
+        "microseconds": statistics.median(taken),
+        "microseconds_95": float(np.quantile(taken, 0.95)),
+        "microseconds_in_bulk": statistics.median(in_bulk),
+        "resident": resident(os.getpid()),
+        "answers": answers,
+    }
+
+
+def join_group(group: Path | None) -> None:
+    """Has this process use the memory of a control group from now on."""
+    if group:
+        (group / "cgroup.procs").write_text(str(os.getpid()))
+
+
+def ask_spalm(work: Path, group: Path | None = None) -> dict:
+    """Asks our index."""
+    set_threads(available_cores())
+    reversed_context([1])
+    join_group(group)
+    index = Memory(work / "memory").exact
+
+    def answer(query: list[int]) -> tuple[int, int]:
+        found = index.find(reversed_context(query))
+        return int(found.lengths[0, 0]), int(found.counts[0, 0])
+
+    def bulk(queries: list[list[int]]) -> object:
+        return index.find(np.concatenate([reversed_context(query) for query in queries]))
+
+    return ask(work, answer, bulk, limited=group is not None)
+
+
+def ask_infini_gram(work: Path, group: Path | None = None) -> dict:
+    """Asks infini-gram's engine."""
+    from infini_gram.engine import InfiniGramEngine
+
+    join_group(group)
+    engine = InfiniGramEngine(str(work / "infini-gram"), eos_token_id=END, token_dtype="u16")
+
+    def answer(query: list[int]) -> tuple[int, int]:
+        found = engine.infgram_ntd(query, max_support=OCCURRENCES)
+        return found["suffix_len"], found["prompt_cnt"]
+
+    with ThreadPoolExecutor(available_cores()) as pool:
+        return ask(work, answer, lambda queries: list(pool.map(answer, queries)), limited=group is not None)
+
+
+PARTS = {
+    "prepare": prepare,
+    "index_spalm": index_spalm,
+    "index_infini_gram": index_infini_gram,
+    "ask_spalm": ask_spalm,
+    "ask_infini_gram": ask_infini_gram,
+}
+"""Parts of this script that run in processes of their own, because what a process has open stays in RAM."""
+
+
+def in_a_process(part: str, *arguments: Path | str) -> dict:
+    """Runs a part in a process of its own."""
+    command = [sys.executable, __file__, "--do", part, *map(str, arguments)]
+    return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.splitlines()[-1])
+
+
+def compare(asked: dict[str, dict]) -> dict:
+    """Returns the ratios of times, and how often both systems found the same match at as many places."""
+    answers = [asked[system].pop("answers") for system in SYSTEMS]
+    same = statistics.mean(one == other for one, other in zip(*answers))
+    times = "microseconds", "microseconds_95", "microseconds_in_bulk"
+    return {name: asked["infini_gram"][name] / asked["spalm"][name] for name in times} | {"same_answers": same}
+
+
+SYSTEMS = "spalm", "infini_gram"
+
+
+def measure(size: int, work: Path, ram: float | None) -> dict:
+    """Measures both systems at one size."""
+    work.mkdir(parents=True, exist_ok=True)
+    row: dict = {"tokens": size, **in_a_process("prepare", str(size), work)}
+    built = [{system: in_a_process(f"index_{system}", work) for system in SYSTEMS} for _ in range(ROUNDS)]
+    row["index"] = {
+        system: {
+            "tokens_per_second": size / statistics.median(each[system]["seconds"] for each in built),
+            "bytes_per_token": built[0][system]["bytes"] / size,
+        }
+        for system in SYSTEMS
+    }
+    row["index"]["ratio"] = statistics.median(
+        each["infini_gram"]["seconds"] / each["spalm"]["seconds"] for each in built
+    )
+    say(f"{size:,} tokens, index: {row['index']}")
+    row["all_ram"] = {system: in_a_process(f"ask_{system}", work) for system in SYSTEMS}
+    row["all_ram"]["ratios"] = compare(row["all_ram"])
+    say(f"{size:,} tokens, queries: {row['all_ram']}")
+    limit = int((ram or 0) * built[0]["spalm"]["bytes"])
+    group = control_group(limit) if ram else None
+    if group:
+        row["limited"] = {"ram": limit}
+        for system in SYSTEMS:
+            drop_from_cache(work)
+            row["limited"][system] = in_a_process(f"ask_{system}", work, group)
+        group.rmdir()
+        row["limited"]["ratios"] = compare(row["limited"])
+        say(f"{size:,} tokens within {limit >> 20} MiB: {row['limited']}")
+    return row
+
+
+def number_of(size: str) -> int:
+    """Returns the number that 3M stands for."""
+    return int(size[:-1]) * 1_000_000 if size.endswith("M") else int(size)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("runs/bench/exact.json"))
+    parser.add_argument("--sizes", default="3M,30M,300M", help="numbers of tokens")
+    parser.add_argument("--ram", type=float, help="also measure within this share of the index's size")
+    parser.add_argument("--do", nargs="+", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.do:
+        part, first, *others = given.do
+        print(json.dumps(PARTS[part](first if part == "prepare" else Path(first), *map(Path, others))))
+        return
+    out = given.out.absolute()
+    rows = []
+    for size in given.sizes.split(","):
+        rows.append(measure(number_of(size), out.parent / "exact" / size, given.ram))
+        write_json(out, {"cores": available_cores(), "queries": [QUERIES, BULK], "sizes": rows})
+
+
+if __name__ == "__main__":
+    main()
