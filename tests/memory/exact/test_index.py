@@ -14,7 +14,7 @@ import pytest
 from spalm.compute import Execution, LocalEngine
 from spalm.errors import InputError
 from spalm.memory import Memory, remember, source_of_text
-from spalm.memory.exact import Excluded, index, reversed_context, reversed_contexts
+from spalm.memory.exact import Excluded, index, reversed_context, reversed_contexts, view
 from support.plain_matches import assert_same_matches, plain_matches
 from support.stub_memory import StubEncoder, new_memory, stream
 
@@ -121,12 +121,24 @@ def test_every_training_position_finds_all_but_its_own_document(tmp_path, monkey
     text, documents = stream(texts), held(memory)
     positions = np.arange(len(text))
     of = text.documents_of(positions)
-    monkeypatch.setattr(index, "_QUERIES", 37)
+    monkeypatch.setattr(view, "_QUERIES", 37)
     found = memory.exact.find(reversed_contexts(text, positions), Excluded(text.begins[of], text.ends[of]))
     for position, document in enumerate(of):
         begin, end = int(text.begins[document]), int(text.ends[document])
         expected = plain_matches(documents, text.tokens[begin:position].tolist(), range(begin, end))
         assert_same_matches(found, position, expected)
+
+
+def test_a_view_shows_one_version(memory):
+    quotation = [7, 8, 9, 11, 12, 13]
+    before = memory.exact.current()
+    assert memory.exact.current() is before
+    add(memory, {"quoted": [*quotation, 14]})
+    after = memory.exact.current()
+    memory.forget(["quoted"])
+    memory.compact()
+    lengths = [seen.find(reversed_context(quotation)).lengths[0, 0] for seen in (before, after, memory.exact.current())]
+    assert lengths == [0, 6, 0]
 
 
 def test_a_long_document_is_a_shard_of_its_own(memory):
@@ -282,3 +294,22 @@ def test_a_killed_process_leaves_an_index_that_finds_what_the_memory_holds(memor
             check(opened, held(opened), random)
             assert {path.name for path in opened.exact.folder.iterdir() if path.is_dir()} == set(opened.exact._in_use())
     assert interrupted, "no kill came while the index was behind the memory"
+
+
+@pytest.mark.slow
+def test_reading_goes_on_while_another_process_changes_the_memory(memory):
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["spalm.memory"])
+    begun = context.Event()
+    process = context.Process(target=change_endlessly, args=(memory.directory, 0, begun))
+    process.start()
+    try:
+        assert begun.wait(60)
+        versions, end = set(), time.monotonic() + 5
+        while time.monotonic() < end:
+            versions.add(id(memory.exact.current()))
+            assert memory.exact.find(reversed_context([1])).counts[0, 0] > 0
+    finally:
+        process.kill()
+        process.join()
+    assert len(versions) > 2

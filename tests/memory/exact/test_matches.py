@@ -37,7 +37,7 @@ def shards_of(documents: dict[int, list[int]], count: int, vocabulary: int = TOK
         if own:
             lengths = np.array([len(text) for text in own])
             contexts = sort_contexts(np.concatenate(own).astype(np.int64), lengths, first_ids, vocabulary)
-            shards.append(SearchedContexts(contexts, vocabulary))
+            shards.append(SearchedContexts(contexts))
     return shards
 
 
@@ -129,6 +129,16 @@ def test_occurrences_are_taken_from_all_shards_and_from_begin_to_end():
     assert found.counts.tolist() == [[300, 300, 300]]
     shares = Counter(found.tokens[0, 0].tolist())
     assert all(shares[token] > OCCURRENCES // 4 for token in followers.values()), shares
+
+
+def test_an_excluded_document_takes_nothing_from_the_spread_of_the_others():
+    others = [[before, 1, 2, after] for before, after in {0: 5, 3: 6, 4: 7}.items() for _ in range(100)]
+    documents = numbered([*others, [0, 1, 2] * 500])
+    own = max(documents)
+    excluded = Excluded(np.array([own]), np.array([own + 1500]))
+    found = find_matches(shards_of(documents, 1, 8), reversed_context([1, 2]), excluded)
+    assert found.counts.tolist() == [[300, 300, 300]]
+    assert min(Counter(found.tokens[0, 0].tolist())[token] for token in (6, 7)) >= 2
 
 
 def infini_gram_engine(folder, texts: list[list[int]]):

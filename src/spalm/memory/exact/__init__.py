@@ -11,6 +11,7 @@ from spalm.memory.exact.matches import (
     reversed_contexts,
 )
 from spalm.memory.exact.trace import LEAST, NO_DOCUMENTS, VerbatimSpan
+from spalm.memory.exact.view import ExactView
 
 __all__ = [
     "LEAST",
@@ -19,6 +20,7 @@ __all__ = [
     "NO_DOCUMENTS",
     "OCCURRENCES",
     "ExactIndex",
+    "ExactView",
     "Excluded",
     "Matches",
     "VerbatimSpan",

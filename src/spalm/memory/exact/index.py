@@ -15,17 +15,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from jaxtyping import Int, Integer
 
 from spalm.artifact import Artifact, Draft, Stage, digest_of_json, only_writer, write_json
-from spalm.compute import Execution, JobPart, ProgressCallback, SentByFields, in_order, map_in_threads
+from spalm.compute import Execution, JobPart, ProgressCallback, SentByFields, in_order
 from spalm.console import bar
 from spalm.errors import InputError
 from spalm.memory.entries import Entries
-from spalm.memory.exact.matches import Excluded, Matches, SearchedContexts, find_matches
+from spalm.memory.exact.matches import Excluded, Matches, SearchedContexts
 from spalm.memory.exact.suffixes import SortedContexts, sort_contexts
-from spalm.memory.exact.trace import LEAST, NO_DOCUMENTS, VerbatimSpan, find_spans
+from spalm.memory.exact.trace import LEAST, NO_DOCUMENTS, VerbatimSpan
+from spalm.memory.exact.view import ExactView
 
 if TYPE_CHECKING:
     from spalm.memory.memory import Memory
@@ -40,8 +40,6 @@ SHARD_TOKENS = 1 << 25
 """Number of tokens of a full shard. Sorting takes some 20 bytes of RAM for each."""
 _MOST_SMALL = 8
 """Number of shards below half of that size from which on they are sorted again together."""
-_QUERIES = 2048
-"""Number of queries that are searched at a time."""
 _LIST = "shards.json"
 """File that names the shards in use."""
 
@@ -134,20 +132,25 @@ class ExactIndex:
     def __init__(self, memory: "Memory"):
         self._memory, self.folder = memory, memory.directory / "exact"
         self._open = lru_cache(maxsize=256)(self._open_shard)
-        self._searched: tuple[Entries, dict[str, str], list[SearchedContexts]] | None = None
+        self._searched: tuple[Entries, dict[str, str], ExactView] | None = None
+
+    def current(self) -> ExactView:
+        """Returns what the memory holds now, for many searches: asking for it takes longer than a search."""
+        while True:
+            entries, listed = self._memory.entries(), self._listed()
+            searched = self._searched  # read once: other threads may replace it
+            if searched is not None and searched[0] is entries and searched[1] == listed:
+                return searched[2]
+            try:
+                self._searched = entries, listed, ExactView(self._search_live(entries, listed))
+            except (InputError, OSError):
+                # Another process may have removed a shard since it was listed.
+                if self._memory.entries() is entries and self._listed() == listed:
+                    raise
 
     def find(self, queries: Int[np.ndarray, "n length"], excluded: Excluded | None = None) -> Matches:
         """Returns the matches of some queries (see `reversed_contexts`)."""
-        shards = self._shards()
-        if len(queries) <= _QUERIES:
-            return find_matches(shards, queries, excluded)
-        rows = [slice(begin, begin + _QUERIES) for begin in range(0, len(queries), _QUERIES)]
-
-        def find(which: slice) -> Matches:
-            own = None if excluded is None else Excluded(excluded.first[which], excluded.last[which])
-            return find_matches(shards, queries[which], own)
-
-        return Matches.concatenate(map_in_threads(find, rows, count=torch.get_num_threads()))
+        return self.current().find(queries, excluded)
 
     def trace(
         self,
@@ -156,7 +159,7 @@ class ExactIndex:
         left_out: Int[np.ndarray, "documents"] = NO_DOCUMENTS,
     ) -> list[VerbatimSpan]:
         """Returns the spans of a text that stand word for word in one document (see `find_spans`)."""
-        return find_spans(self._shards(), tokens, least, left_out)
+        return self.current().trace(tokens, least, left_out)
 
     def catch_up(self, execution: Execution | None = None) -> None:
         """Sorts documents that are in no shard yet and writes them. Many small shards are sorted again together."""
@@ -236,16 +239,9 @@ class ExactIndex:
         new &= live.entries > 0
         return _Documents(live.first_ids[new], live.entries[new])
 
-    def _shards(self) -> list[SearchedContexts]:
-        """Returns what is searched: the live documents of the shards, and those that are in none, sorted now."""
-        entries, listed = self._memory.entries(), self._listed()
-        if self._searched is None or self._searched[0] is not entries or self._searched[1] != listed:
-            self._searched = entries, listed, self._search_live(entries)
-        return self._searched[2]
-
-    def _search_live(self, entries: Entries) -> list[SearchedContexts]:
+    def _search_live(self, entries: Entries, listed: dict[str, str]) -> list[SearchedContexts]:
         """Returns the sorted contexts of the live documents, ready to be searched."""
-        found, live, shards = [], entries.live_documents.first_ids, list(self._in_use().values())
+        found, live, shards = [], entries.live_documents.first_ids, [self._open(*shard) for shard in listed.items()]
         for shard in shards:
             alive = np.isin(shard.first_ids, live)
             if alive.any():
@@ -254,4 +250,4 @@ class ExactIndex:
         unsorted = self._unsorted(entries, shards)
         if len(unsorted.first_ids):
             found.append(unsorted.sorted(entries, self._memory.vocabulary))
-        return [SearchedContexts(contexts, self._memory.vocabulary) for contexts in found]
+        return [SearchedContexts(contexts) for contexts in found]

@@ -33,22 +33,11 @@ def _first_at_least(text, suffixes, back, token, low, high):
 
 
 @compiled()
-def first_tokens(text, suffixes, vocabulary):
-    """Returns the first suffix that ends with each token or a higher one, for tokens 0 to `vocabulary` + 1."""
-    found = np.empty(vocabulary + 2, np.int64)
-    low = 0
-    for token in range(vocabulary + 2):
-        low = _first_at_least(text, suffixes, 0, token, low, len(suffixes))
-        found[token] = low
-    return found
-
-
-@compiled()
-def count_matches(text, suffixes, starts, queries, begins, ends, lows, highs, totals):
-    """Finds where the last 1, 2, 3, ... tokens of each query stand, and adds their numbers to `totals`.
+def count_matches(text, suffixes, starts, queries, begins, ends, lows, highs, totals, left_out):
+    """Finds where the last 1, 2, 3, ... tokens of each query stand, and adds the numbers of places to `totals`.
 
     The last l + 1 tokens of query q end at suffixes lows[q, l] ... highs[q, l] - 1; what does not occur has an empty
-    range. Places begins[q] ... ends[q] - 1 are not counted. `starts` is what `first_tokens` returned.
+    range. Places begins[q] ... ends[q] - 1 are to be left out: their numbers are added to `left_out` too.
     """
     longest = queries.shape[1]
     for query in range(len(queries)):
@@ -76,30 +65,47 @@ def count_matches(text, suffixes, starts, queries, begins, ends, lows, highs, to
         for place in range(begins[query], ends[query]):
             back = 0
             while back < length and text[place - back] == queries[query, back]:
-                totals[query, back] -= 1
+                left_out[query, back] += 1
                 back += 1
 
 
 @compiled()
-def choose_lengths(totals, least_counts, lengths):
+def choose_lengths(totals, left_out, least_counts, lengths):
     """Sets lengths[q, i] to the length of the longest match of query q that stands at least_counts[i] places."""
     for query in range(len(totals)):
         for level in range(len(least_counts)):
             length = 0
-            while length < totals.shape[1] and totals[query, length] >= least_counts[level]:
+            while length < totals.shape[1]:
+                if totals[query, length] - left_out[query, length] < least_counts[level]:
+                    break
                 length += 1
             lengths[query, level] = length
 
 
 @compiled()
 def take_occurrences(
-    text, suffixes, first_ids, borders, lows, highs, begins, ends, lengths, totals, still_open, filled, ids, tokens
+    text,
+    suffixes,
+    first_ids,
+    borders,
+    lows,
+    highs,
+    begins,
+    ends,
+    lengths,
+    totals,
+    left_out,
+    still_open,
+    filled,
+    ids,
+    tokens,
 ):
     """Adds the entries after some occurrences of the matches in one shard to `ids` and `tokens`.
 
-    Occurrences are taken at equal distances among all of them; filled[q, i] is the number of those taken so far of a
-    match of length lengths[q, i]. Only matches with still_open[q, i] are looked at. What stands at the end of a
-    document has no entry after it, and places begins[q] ... ends[q] - 1 are left out.
+    More than are wanted are divided into as many equal parts, and of each part the first is taken that can be;
+    filled[q, i] is the number of those taken so far of a match of length lengths[q, i]. Only matches with
+    still_open[q, i] are looked at. What stands at the end of a document has no entry after it, and places begins[q] ...
+    ends[q] - 1 are left out.
     """
     wanted = ids.shape[2]
     for query in range(len(lengths)):
@@ -107,14 +113,20 @@ def take_occurrences(
             length = lengths[query, level]
             if length == 0 or not still_open[query, level]:
                 continue
-            low, high = lows[query, length - 1], highs[query, length - 1]
-            excluded = ends[query] - begins[query]
-            step = max(1.0, (totals[query, length - 1] - excluded) / wanted)
-            at = np.float64(low)
-            while at < high and filled[query, level] < wanted:
-                place = suffixes[np.int64(at)]
-                at += step
-                if place + 1 == len(text) or text[place + 1] == 0 or begins[query] <= place < ends[query]:
+            high = highs[query, length - 1]
+            total = totals[query, length - 1]
+            step = 1.0 if total - left_out[query, length - 1] <= wanted else total / wanted
+            part = np.float64(lows[query, length - 1])
+            while part < high and filled[query, level] < wanted:
+                at, part = np.int64(part), part + step
+                place = np.int64(suffixes[at])
+                end = min(high, np.int64(part))
+                while place + 1 == len(text) or text[place + 1] == 0 or begins[query] <= place < ends[query]:
+                    at += 1
+                    if at >= end:
+                        break
+                    place = np.int64(suffixes[at])
+                if at >= end:
                     continue
                 document = np.searchsorted(borders, place, side="right") - 1
                 ids[query, level, filled[query, level]] = first_ids[document] + place - borders[document]

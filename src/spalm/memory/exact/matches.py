@@ -66,12 +66,12 @@ def reversed_context(tokens: list[int], length: int = LONGEST) -> Int[np.ndarray
 
 
 class SearchedContexts:
-    """Sorted contexts, with a table of where each last token begins, so that searches are faster."""
+    """Sorted contexts, ready to be searched."""
 
-    def __init__(self, contexts: SortedContexts, vocabulary: int):
-        self.contexts = contexts
-        self.starts = kernels.first_tokens(contexts.text, contexts.suffixes, vocabulary)
-        self._ends = contexts.first_ids + contexts.lengths
+    def __init__(self, contexts: SortedContexts):
+        # One type of array, whether it is mapped or not: loops are compiled once, and called sooner.
+        self.contexts = SortedContexts(*(_read_only(getattr(contexts, field.name)) for field in fields(contexts)))
+        self._ends = self.contexts.first_ids + self.contexts.lengths
 
     def places_before(self, excluded: Excluded) -> tuple[Int[np.ndarray, "n"], Int[np.ndarray, "n"]]:
         """Returns the first place, and the one after the last, of what each query must not find.
@@ -86,23 +86,30 @@ class SearchedContexts:
         return np.where(inside, begins, 0), np.where(inside, ends, 0)
 
 
+def _read_only(array: np.ndarray) -> np.ndarray:
+    """Returns a plain array that cannot be written to."""
+    view = np.asarray(array).view()
+    view.setflags(write=False)
+    return view
+
+
 def find_matches(
     shards: list[SearchedContexts], queries: Int[np.ndarray, "n length"], excluded: Excluded | None = None
 ) -> Matches:
     """Returns the matches of some queries in all shards together."""
     count, levels = len(queries), len(LEAST_COUNTS)
-    totals = np.zeros(queries.shape, np.int64)
+    totals, left_out = np.zeros(queries.shape, np.int64), np.zeros(queries.shape, np.int64)
     nothing = np.zeros(count, np.int64)
     searched = []
     for shard in shards:
         low, high = np.empty(queries.shape, np.int64), np.empty(queries.shape, np.int64)
         begin, end = (nothing, nothing) if excluded is None else shard.places_before(excluded)
         held = shard.contexts
-        kernels.count_matches(held.text, held.suffixes, shard.starts, queries, begin, end, low, high, totals)
+        kernels.count_matches(held.text, held.suffixes, held.starts, queries, begin, end, low, high, totals, left_out)
         searched.append((held, low, high, begin, end))
     lengths, filled = (np.zeros((count, levels), np.int64) for _ in range(2))
     ids, tokens = (np.full((count, levels, OCCURRENCES), MISSING, np.int64) for _ in range(2))
-    kernels.choose_lengths(totals, _LEAST_COUNTS, lengths)
+    kernels.choose_lengths(totals, left_out, _LEAST_COUNTS, lengths)
     still_open = lengths > 0
     while still_open.any():
         for held, low, high, begin, end in searched:
@@ -117,6 +124,7 @@ def find_matches(
                 end,
                 lengths,
                 totals,
+                left_out,
                 still_open,
                 filled,
                 ids,
@@ -126,5 +134,5 @@ def find_matches(
         still_open = (filled == 0) & (lengths > 0)
         lengths -= still_open
         still_open &= lengths > 0
-    counts = np.take_along_axis(totals, (lengths - 1).clip(0), axis=1) * (lengths > 0)
+    counts = np.take_along_axis(totals - left_out, (lengths - 1).clip(0), axis=1) * (lengths > 0)
     return Matches(lengths, counts, ids, tokens)

@@ -34,6 +34,8 @@ class SortedContexts:
     """Place of the border before each document."""
     lengths: Int[np.ndarray, "documents"]
     """Number of entries of each document."""
+    starts: Int[np.ndarray, "vocabulary_and_two"]
+    """First of the suffixes that end with each number of the text or a higher one."""
 
     def ids_at(self, places: Int[np.ndarray, "*n"]) -> Int[np.ndarray, "*n"]:
         """Returns the ids of the entries at some places, which must not be borders."""
@@ -49,8 +51,9 @@ class SortedContexts:
         """Returns the same with some of its documents only; their text stays where it is."""
         kept = np.repeat(documents, self.lengths + 1)
         suffixes = self.suffixes[kept[self.suffixes]]
-        others = (array[documents] for array in (self.first_ids, self.borders, self.lengths))
-        return SortedContexts(self.text, suffixes, *others)
+        first_ids, borders, lengths = (array[documents] for array in (self.first_ids, self.borders, self.lengths))
+        starts = _starts(self.text[kept], len(self.starts))
+        return SortedContexts(self.text, suffixes, first_ids, borders, lengths, starts)
 
 
 def sort_contexts(
@@ -68,4 +71,12 @@ def sort_contexts(
     text[inside] += 1
     suffixes = divsufsort(np.ascontiguousarray(text[::-1]))[len(lengths) :]  # those of borders come first
     np.subtract(len(text) - 1, suffixes, out=suffixes)
-    return SortedContexts(text, suffixes, first_ids.astype(np.int64), borders, lengths.astype(np.int64))
+    starts = _starts(text, vocabulary + 2)
+    return SortedContexts(text, suffixes, first_ids.astype(np.int64), borders, lengths.astype(np.int64), starts)
+
+
+def _starts(text: UInt[np.ndarray, "places"], count: int) -> Int[np.ndarray, "count"]:
+    """Returns the number of tokens in a text that are lower than each of the numbers 0 to `count` - 1."""
+    counts = np.bincount(text, minlength=count)
+    counts[BORDER] = 0
+    return np.cumsum(counts) - counts

@@ -77,7 +77,7 @@ def find_spans(
         held = shard.contexts
         begins, ends = _places_of(shard, left_out)
         for start, end, low, high in kernels.maximal_spans(
-            held.text, held.suffixes, shard.starts, query, begins, ends
+            held.text, held.suffixes, held.starts, query, begins, ends
         ).tolist():
             if end - start >= least:
                 found[start, end].append(_Occurrences(shard, low, high))

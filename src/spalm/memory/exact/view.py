@@ -1,0 +1,42 @@
+"""The documents that a memory held at one moment, searched for exact matches."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Int, Integer
+
+from spalm.compute import map_in_threads
+from spalm.memory.exact.matches import Excluded, Matches, SearchedContexts, find_matches
+from spalm.memory.exact.trace import LEAST, NO_DOCUMENTS, VerbatimSpan, find_spans
+
+_QUERIES = 2048
+"""Number of queries that are searched at a time."""
+
+
+@dataclass(frozen=True)
+class ExactView:
+    """Exact matches in the documents of one version of a memory. Later changes do not show."""
+
+    shards: list[SearchedContexts]
+
+    def find(self, queries: Int[np.ndarray, "n length"], excluded: Excluded | None = None) -> Matches:
+        """Returns the matches of some queries (see `reversed_contexts`)."""
+        if len(queries) <= _QUERIES:
+            return find_matches(self.shards, queries, excluded)
+        rows = [slice(begin, begin + _QUERIES) for begin in range(0, len(queries), _QUERIES)]
+
+        def find(which: slice) -> Matches:
+            own = None if excluded is None else Excluded(excluded.first[which], excluded.last[which])
+            return find_matches(self.shards, queries[which], own)
+
+        return Matches.concatenate(map_in_threads(find, rows, count=torch.get_num_threads()))
+
+    def trace(
+        self,
+        tokens: Integer[np.ndarray, "tokens"],
+        least: int = LEAST,
+        left_out: Int[np.ndarray, "documents"] = NO_DOCUMENTS,
+    ) -> list[VerbatimSpan]:
+        """Returns the spans of a text that stand word for word in one document (see `find_spans`)."""
+        return find_spans(self.shards, tokens, least, left_out)
