@@ -83,6 +83,24 @@ def choose_lengths(totals, left_out, least_counts, lengths):
 
 
 @compiled()
+def shorten_matches(totals, left_out, filled, lengths, counts, still_open):
+    """Shortens by a token each match that nothing follows, and counts all matches.
+
+    Sets still_open[q, i] for those that were shortened, and returns whether there are any.
+    """
+    any_open = False
+    for query in range(len(lengths)):
+        for level in range(lengths.shape[1]):
+            shortened = filled[query, level] == 0 and lengths[query, level] > 0
+            lengths[query, level] -= shortened
+            length = lengths[query, level]
+            still_open[query, level] = shortened and length > 0
+            any_open = any_open or still_open[query, level]
+            counts[query, level] = totals[query, length - 1] - left_out[query, length - 1] if length else 0
+    return any_open
+
+
+@compiled()
 def take_occurrences(
     text,
     suffixes,

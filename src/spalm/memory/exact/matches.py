@@ -98,20 +98,20 @@ def find_matches(
 ) -> Matches:
     """Returns the matches of some queries in all shards together."""
     count, levels = len(queries), len(LEAST_COUNTS)
-    totals, left_out = np.zeros(queries.shape, np.int64), np.zeros(queries.shape, np.int64)
+    totals, left_out = np.zeros((2, *queries.shape), np.int64)
     nothing = np.zeros(count, np.int64)
     searched = []
     for shard in shards:
-        low, high = np.empty(queries.shape, np.int64), np.empty(queries.shape, np.int64)
+        low, high = np.empty((2, *queries.shape), np.int64)
         begin, end = (nothing, nothing) if excluded is None else shard.places_before(excluded)
         held = shard.contexts
         kernels.count_matches(held.text, held.suffixes, held.starts, queries, begin, end, low, high, totals, left_out)
         searched.append((held, low, high, begin, end))
-    lengths, filled = (np.zeros((count, levels), np.int64) for _ in range(2))
-    ids, tokens = (np.full((count, levels, OCCURRENCES), MISSING, np.int64) for _ in range(2))
+    lengths, filled, counts = np.zeros((3, count, levels), np.int64)
+    ids, tokens = np.full((2, count, levels, OCCURRENCES), MISSING, np.int64)
     kernels.choose_lengths(totals, left_out, _LEAST_COUNTS, lengths)
-    still_open = lengths > 0
-    while still_open.any():
+    still_open = np.ones((count, levels), bool)
+    while True:
         for held, low, high, begin, end in searched:
             kernels.take_occurrences(
                 held.text,
@@ -131,8 +131,5 @@ def find_matches(
                 tokens,
             )
         # A match that stands only at the ends of documents tells nothing: a shorter one is taken.
-        still_open = (filled == 0) & (lengths > 0)
-        lengths -= still_open
-        still_open &= lengths > 0
-    counts = np.take_along_axis(totals - left_out, (lengths - 1).clip(0), axis=1) * (lengths > 0)
-    return Matches(lengths, counts, ids, tokens)
+        if not kernels.shorten_matches(totals, left_out, filled, lengths, counts, still_open):
+            return Matches(lengths, counts, ids, tokens)
