@@ -18,7 +18,7 @@ from spalm.compute import Execution, Hardware
 from spalm.corpus.tokeniser import BpeTokeniser
 from spalm.errors import InputError
 from spalm.generation import EncodedTokens, load_model
-from spalm.runs import ROWS
+from spalm.runs import GENERATING_ROWS
 from support.facts import write_documents
 from support.model_folders import TEXTS, rewrite
 from support.tiny_models import ARCHITECTURES
@@ -81,7 +81,7 @@ def test_a_runs_texts_begin_after_the_start_symbol_given_or_not(own_model, own_t
     assert first[1] == int(given[0].argmax())
 
 
-@pytest.mark.parametrize("name", list(ROWS))
+@pytest.mark.parametrize("name", GENERATING_ROWS)
 def test_any_model_of_a_run_is_what_the_server_gives(finished, name):
     model = AutoModelForCausalLM.from_pretrained(finished.directory, model=name)
     opened = load_model(finished.directory, Hardware("cpu", 1), name)
