@@ -41,6 +41,7 @@ class Run:
     execution: Execution = field(default_factory=Execution)
     _networks: dict[NetworkName, TrainedModel | TrainedSpalm] = field(default_factory=dict)
     _records: dict[tuple[RowName, int], Records] = field(default_factory=dict)
+    _inputs: dict[tuple[NetworkName, int], Records] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         hardware = self.execution.hardware
@@ -140,17 +141,30 @@ class Run:
 
     def _score(self, name: RowName, memory_length: int) -> Records:
         """Makes the records of a row: by evaluating its network, or by a mixture on top of the network's records."""
-        row, recipe, where = ROWS[name], self.recipe, self.directory / "evaluation" / f"{name}-{memory_length}"
+        row, recipe, folder = ROWS[name], self.recipe, self.directory / "evaluation"
+        where = folder / f"{name}-{memory_length}"
         if row.mixture is None:
-            mixed = [other for other in ROWS.values() if other.network == name and other.mixture == "adaptive"]
-            table = self.neighbours if row.gated or mixed else None
-            matches = any(other.uses_matches for other in mixed)
-            evaluation = Evaluation(recipe.evaluation, memory_length, table, matches)
-            return evaluate_model(self.network(row.network), self.corpus, evaluation, where, self.execution)
+            table = self.neighbours if row.gated else None
+            return self._evaluate(row.network, Evaluation(recipe.evaluation, memory_length, table), where)
+        if row.uses_matches:
+            inner = self._mixture_inputs(row.network, memory_length)
+            return mix_adaptively(inner, self.corpus, self.neighbours, recipe.adaptive, where, sources=row.sources)
         inner = self.records(row.network, memory_length)
         if row.mixture == "knn":
             return mix_knn(inner, self.corpus, self.neighbours, recipe.knn, where)
-        return mix_adaptively(inner, self.corpus, self.neighbours, recipe.adaptive, where, sources=row.sources)
+        return mix_adaptively(inner, self.corpus, self.neighbours, recipe.adaptive, where)
+
+    def _mixture_inputs(self, network: NetworkName, memory_length: int) -> Records:
+        """Returns the scores of a network with all inputs of a mixture of both sources."""
+        if (network, memory_length) not in self._inputs:
+            where = self.directory / "evaluation" / f"inputs-{network}-{memory_length}"
+            evaluation = Evaluation(self.recipe.evaluation, memory_length, self.neighbours, matches=True)
+            self._inputs[network, memory_length] = self._evaluate(network, evaluation, where)
+        return self._inputs[network, memory_length]
+
+    def _evaluate(self, network: NetworkName, evaluation: Evaluation, where: Path) -> Records:
+        """Makes the records of a network at a folder."""
+        return evaluate_model(self.network(network), self.corpus, evaluation, where, self.execution)
 
     def rows(self, name: RowName) -> list[ResultRow]:
         """Returns the results of a row: one for each length of the short-term memory at test."""
