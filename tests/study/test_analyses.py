@@ -4,18 +4,15 @@ import csv
 import json
 import math
 import shutil
-from itertools import pairwise
 
 import numpy as np
 import pytest
-import torch
 from rich.console import Console
 from scipy import stats
 
 from spalm.compute import Execution, Hardware
 from spalm.corpus import visible_token
 from spalm.errors import InputError
-from spalm.memory import encoder_of, remember, source_of_split
 from spalm.runs import ROWS, FinishedRun, passage_of
 from spalm.study import (
     ANALYSES,
@@ -27,30 +24,8 @@ from spalm.study import (
     write_report,
 )
 from spalm.study.analyses.by_neighbours import NeighbourVariant, by_neighbours
-from spalm.study.analyses.overlap import match_lengths
 from spalm.study.drawing import draw_figure, inline_svg, write_text
 from support.facts import SCRIPT
-
-SPLIT = "test"
-
-
-@pytest.fixture(scope="module")
-def on_test(finished) -> AnalysisRequest:
-    return AnalysisRequest(finished, SPLIT)
-
-
-@pytest.fixture(scope="module")
-def text(finished):
-    return finished.corpus.split(SPLIT)
-
-
-@pytest.fixture(scope="module")
-def log_probabilities(finished) -> dict[str, list[float]]:
-    """Straight from the files."""
-    folders = {row["model"]: finished.directory / row["evaluation"] for row in finished.results}
-    return {
-        model: np.fromfile(folder / f"{SPLIT}.log_probabilities", "<f4").tolist() for model, folder in folders.items()
-    }
 
 
 def times_in_training(finished) -> dict[int, int]:
@@ -139,8 +114,8 @@ def test_perplexity_by_part_is_that_of_the_tokens_in_it(name, on_test, finished,
 
 
 def test_the_gates_histogram_and_heatmap_are_the_gates(on_test, finished):
-    gates = finished.records("spalm").of(SPLIT, "gate").astype(np.float32)
-    assert gates.shape == (len(finished.corpus.split(SPLIT)), 32)
+    gates = finished.records("spalm").of("test", "gate").astype(np.float32)
+    assert gates.shape == (len(finished.corpus.split("test")), 32)
     histogram = ANALYSES["gates"](on_test)
     counts = [0] * 40
     for value in gates.reshape(-1).tolist():
@@ -149,7 +124,7 @@ def test_the_gates_histogram_and_heatmap_are_the_gates(on_test, finished):
     assert histogram.data["mean"] == pytest.approx(gates.mean(), abs=1e-5)
     bars = [bar.get_height() for bar in histogram.picture().axes[0].patches]
     assert bars == pytest.approx([100 * count / gates.size for count in counts])
-    heatmap = ANALYSES["heatmap"](AnalysisRequest(finished, SPLIT, passage=np.arange(7, 18)))
+    heatmap = ANALYSES["heatmap"](AnalysisRequest(finished, "test", passage=np.arange(7, 18)))
     np.testing.assert_allclose(heatmap.data["gates"], gates[7:18][:, heatmap.data["dimensions"]], atol=1e-4)
     assert [row[1] for row in heatmap.tables["tokens"].rows] == pytest.approx(gates[7:18].mean(1).tolist(), abs=1e-4)
     drawn = heatmap.picture().axes[0].images[0].get_array()
@@ -168,66 +143,6 @@ def test_matches_by_rank_are_those_of_the_table(on_test, finished):
     assert rows[0][2] == pytest.approx(finished.neighbours.facts["splits"]["dev"]["first_match"])
 
 
-def naive_match(documents: list[list[int]], context: list[int]) -> int:
-    """The length of the longest end of a context that stands in a document, with a token after it."""
-    longest = 0
-    for text in documents:
-        for end in range(len(text)):
-            length = 0
-            while length < min(end, len(context)) and text[end - 1 - length] == context[-1 - length]:
-                length += 1
-            longest = max(longest, length)
-    return longest
-
-
-def test_overlap_is_that_of_a_naive_search(on_test, finished, text, log_probabilities, monkeypatch):
-    train = finished.corpus.split("train")
-    monkeypatch.setattr("spalm.study.analyses.overlap._POSITIONS", 700)
-    documents = [train.tokens[begin:end].tolist() for begin, end in zip(train.begins, train.ends)]
-    lengths = match_lengths(finished, SPLIT)
-    assert len(lengths) == len(text)
-    rows = np.random.default_rng(0).choice(len(text), 6, replace=False)
-    for position in [*rows.tolist(), *text.begins.tolist()]:
-        begin = int(text.begins[text.documents_of(np.array(position))])
-        assert lengths[position] == naive_match(documents, text.tokens[begin:position].tolist()), position
-    found = ANALYSES["overlap"](on_test)
-    names = ["0", "1", "2 to 3", "4 to 7", "8 to 15", "16 to 31", "32 or more"]
-    lows = [0, 1, 2, 4, 8, 16, 32, np.inf]
-    masks = [(lengths >= low) & (lengths < high) for low, high in pairwise(lows)]
-    shares = found.tables["lengths"].rows
-    assert [row[0] for row in shares] == names
-    assert [row[2] for row in shares] == pytest.approx([mask.mean() for mask in masks])
-    models = found.tables["gains"].columns[2:]
-    assert models == [model for model in finished.rows if model != "transformer-xl"]
-    for number, model in enumerate(models):
-        gain = np.array(log_probabilities[model]) - np.array(log_probabilities["transformer-xl"])
-        for mask, row, part in zip(masks, found.tables["gains"].rows, found.tables["parts"].rows):
-            assert row[1] == mask.sum()
-            assert row[2 + number] == (pytest.approx(gain[mask].mean(), abs=1e-6) if mask.any() else None)
-            assert part[1 + number] == pytest.approx(gain[mask].sum() / len(gain), abs=1e-6)
-        assert found.tables["gains"].rows[-1][2 + number] == pytest.approx(gain.mean(), abs=1e-6)
-        assert found.tables["parts"].rows[-1][1 + number] == pytest.approx(gain.mean(), abs=1e-6)
-    spans = [row[2] for row in found.tables["spans"].rows]
-    assert spans == sorted(spans, reverse=True)
-    assert 0 < spans[0] < 1
-    line = found.picture().axes[0].get_lines()[0]
-    assert list(line.get_ydata()) == [row[2] for row in found.tables["gains"].rows[:-1] if row[1]]
-
-
-def test_a_split_that_was_remembered_does_not_match_itself(finished, tmp_path):
-    """Only its own document is left out, so what it quotes of others is still found."""
-    folder = shutil.copytree(finished.directory, tmp_path / "run")
-    before = match_lengths(finished, "dev")
-    run = FinishedRun(folder)
-    encoder = encoder_of(run.network("transformer"), run.recipe.memory, lambda: torch.device("cpu"))
-    remember(run.memory, encoder, run.corpus.split("dev"), source_of_split(run.corpus, "dev"))
-    after = match_lengths(FinishedRun(folder), "dev")
-    assert (after >= before).all()
-    assert after.max() < 64
-    rows = ANALYSES["overlap"](AnalysisRequest(FinishedRun(folder), "dev")).tables["spans"].rows
-    assert rows[-1][1] < 1
-
-
 def test_every_pair_of_models_is_tested(on_test, finished, log_probabilities):
     rows = ANALYSES["significance"](on_test).tables["pairs"].rows
     assert len(rows) == math.comb(len(ROWS), 2)
@@ -241,9 +156,9 @@ def test_every_pair_of_models_is_tested(on_test, finished, log_probabilities):
 
 def test_strips_show_what_the_records_hold(finished, text):
     rows = np.arange(5, 45)
-    found = ANALYSES["strips"](AnalysisRequest(finished, SPLIT, passage=rows))
+    found = ANALYSES["strips"](AnalysisRequest(finished, "test", passage=rows))
     tokeniser, entries = finished.corpus.tokeniser, finished.memory.entries()
-    ids = finished.records("spalm").of(SPLIT, "neighbours")
+    ids = finished.records("spalm").of("test", "neighbours")
     for row, line, hits in zip(rows, found.tables["tokens"].rows, found.data["hits"]):
         tokens = [int(entries.tokens(int(id), int(id) + 1)[0]) for id in ids[row]]  # ids are rows: nothing is forgotten
         assert line == [visible_token(tokeniser, int(token)) for token in (text.tokens[row], *tokens)]
@@ -258,7 +173,7 @@ def test_ablation_is_what_the_results_say(on_test, finished):
         assert row[1] == pytest.approx(finished.result(model)["test"])
     assert rows["transformer"][2] is None
     assert rows["knn-lm"][2] == pytest.approx(finished.result("transformer-xl")["test"])
-    alone = finished.records("spalm").of(SPLIT, "without_memory")
+    alone = finished.records("spalm").of("test", "without_memory")
     assert rows["spalm"][2] == pytest.approx(math.exp(-float(np.mean(alone, dtype=np.float64))))
 
 
@@ -269,7 +184,7 @@ def test_neighbours_are_varied_at_test_and_by_training_anew(finished):
     vary_neighbours(finished, (0, 2, 17), one_thread, retrain=False)  # 17: more than the run's table holds
     vary_neighbours(finished, (5,), one_thread, retrain=True)  # more than the run's table holds for training positions
     assert "neighbours" in available_analyses(finished)
-    rows = {row[0]: row[1:3] for row in by_neighbours(AnalysisRequest(finished, SPLIT)).tables["counts"].rows}
+    rows = {row[0]: row[1:3] for row in by_neighbours(AnalysisRequest(finished, "test")).tables["counts"].rows}
     own = finished.result("spalm")["test"]
     assert rows[4] == [pytest.approx(own), pytest.approx(own)]
     assert rows[0] == [None, pytest.approx(finished.result("spalm")["without_long_term_memory"]["test"], rel=1e-4)]
@@ -282,7 +197,7 @@ def test_neighbours_are_varied_at_test_and_by_training_anew(finished):
     assert NeighbourVariant(5, retrained=True).records(finished).exists()
     assert rows[17][1] == pytest.approx(own, rel=0.5)
     assert rows[17][1] not in (rows[4][1], rows[2][1])
-    ticks = by_neighbours(AnalysisRequest(finished, SPLIT)).picture().axes[0].get_xticks().tolist()
+    ticks = by_neighbours(AnalysisRequest(finished, "test")).picture().axes[0].get_xticks().tolist()
     assert ticks == list(range(len(rows)))
 
 
@@ -342,8 +257,8 @@ def test_what_cannot_be_shown_is_refused(finished, tmp_path):
 def test_a_passage_ends_with_its_document(finished):
     assert make_request(finished, "dev", "spalm", first=745, length=10).passage.tolist() == list(range(745, 750))
     for length in (10, 300, 10_000):
-        rows = passage_of(finished, SPLIT, length)
-        documents = finished.corpus.split(SPLIT).documents_of(rows)
+        rows = passage_of(finished, "test", length)
+        documents = finished.corpus.split("test").documents_of(rows)
         assert len(rows) <= min(length, 750)
         assert len(set(documents.tolist())) == 1
 
@@ -397,9 +312,9 @@ def test_forgotten_documents_are_not_shown(finished, tmp_path):
     run = FinishedRun(copy)
     run.memory.forget(sorted(set(run.memory.entries().live_documents.names)))
     assert len(run.memory.entries()) == 0
-    strips = ANALYSES["strips"](AnalysisRequest(run, SPLIT))
+    strips = ANALYSES["strips"](AnalysisRequest(run, "test"))
     assert all(cell is None for line in strips.tables["tokens"].rows for cell in line[1:])
-    assert ANALYSES["matches"](AnalysisRequest(run, SPLIT)).tables["ranks"].rows[0][1:] == [None, None, None]
+    assert ANALYSES["matches"](AnalysisRequest(run, "test")).tables["ranks"].rows[0][1:] == [None, None, None]
     assert write_report(run, tmp_path / "report").exists()
 
 

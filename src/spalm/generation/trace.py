@@ -44,7 +44,7 @@ def trace_text(text: str, tokeniser: Tokeniser, memory: Memory, least: int = LEA
     except UnicodeEncodeError as error:
         raise InputError(f"the text is no Unicode (sign {error.start}); give it as UTF-8") from None
     entries, found = memory.entries(), []
-    for span in memory.exact.trace(tokens, least):
+    for span in memory.exact.current().trace(tokens, least):
         start, end = int(offsets[span.start, 0]), int(offsets[span.end - 1, 1])
         found.append(TracedSpan(text[start:end], start, end, len(span), span.count, sources_of(span, entries)))
     return found

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from spalm.corpus import TokenSplit
 from spalm.memory import MISSING, Memory
-from spalm.memory.exact import LEAST_COUNTS, OCCURRENCES, Excluded, Matches, reversed_contexts
+from spalm.memory.exact import LEAST_COUNTS, Excluded, Matches, reversed_contexts
 
 LEVELS = len(LEAST_COUNTS)
 """Number of matches of each position: the longest, and shorter ones that stand at more places."""
@@ -82,10 +82,4 @@ class Matcher:
 
     def __call__(self, positions: Int[np.ndarray, "n"], excluded: Excluded | None = None) -> Matched:
         """Returns the matches of some positions."""
-        return Matched.of(self.memory.exact.find(reversed_contexts(self.split, positions), excluded))
-
-
-def nothing_matched(rows: int) -> Matched:
-    """Returns no match for each of `rows` positions."""
-    ids = torch.full((rows, LEVELS, OCCURRENCES), MISSING)
-    return Matched(ids.clamp_min(0), ids, torch.zeros(rows, LEVELS), torch.zeros(rows, LEVELS))
+        return Matched.of(self.memory.exact.current().find(reversed_contexts(self.split, positions), excluded))

@@ -52,11 +52,13 @@ def check(memory: Memory, documents: dict[int, list[int]], random: np.random.Gen
     """Compares some queries, with and without documents that are excluded, with a naive search."""
     for _ in range(count):
         context = random.integers(0, 3, random.integers(1, 14)).tolist()
-        assert_same_matches(memory.exact.find(reversed_context(context)), 0, plain_matches(documents, context))
+        assert_same_matches(
+            memory.exact.current().find(reversed_context(context)), 0, plain_matches(documents, context)
+        )
         if documents:
             own = int(random.choice(list(documents)))
             excluded = range(own, own + len(documents[own]))
-            found = memory.exact.find(
+            found = memory.exact.current().find(
                 reversed_context(context), Excluded(np.array([excluded.start]), np.array([excluded.stop]))
             )
             assert_same_matches(found, 0, plain_matches(documents, context, excluded))
@@ -77,12 +79,12 @@ def memory(tmp_path) -> Memory:
 
 def test_an_added_document_is_found_by_the_next_query(memory):
     quotation = [7, 8, 9, 11, 12, 13]
-    assert not memory.exact.find(reversed_context(quotation)).lengths.any()
+    assert not memory.exact.current().find(reversed_context(quotation)).lengths.any()
     other = Memory(memory.directory)
     end = sum(map(len, held(memory).values()))
     add(memory, {"quoted": [1, 2, *quotation, 14]})
     for reader in (memory, other):
-        found = reader.exact.find(reversed_context([3, *quotation]))
+        found = reader.exact.current().find(reversed_context([3, *quotation]))
         assert (found.lengths[0, 0], found.counts[0, 0]) == (6, 1)
         assert (found.ids[0, 0, 0], found.tokens[0, 0, 0]) == (end + 8, 14)
         assert reader.entries().source(int(found.ids[0, 0, 0])).document == "quoted"
@@ -92,16 +94,16 @@ def test_a_forgotten_document_is_found_no_more(memory):
     quotation = [7, 8, 9, 11, 12, 13]
     add(memory, {"quoted": [1, 2, *quotation, 14], "longer": [*quotation[2:], 15]})
     other = Memory(memory.directory)
-    assert other.exact.find(reversed_context(quotation)).lengths[0, 0] == 6
+    assert other.exact.current().find(reversed_context(quotation)).lengths[0, 0] == 6
     memory.forget(["quoted"])
     for reader in (memory, other):
-        found = reader.exact.find(reversed_context(quotation))
+        found = reader.exact.current().find(reversed_context(quotation))
         assert (found.lengths[0, 0], found.counts[0, 0], found.tokens[0, 0, 0]) == (4, 1, 15)
     content = np.array(quotation, np.uint16) + 1
     assert any(content.tobytes() in written for written in files(memory).values())
     memory.compact()
     assert not any(content.tobytes() in written for written in files(memory).values())
-    found = other.exact.find(reversed_context(quotation))
+    found = other.exact.current().find(reversed_context(quotation))
     assert (found.lengths[0, 0], found.counts[0, 0], found.tokens[0, 0, 0]) == (4, 1, 15)
 
 
@@ -109,8 +111,8 @@ def test_excluding_a_forgotten_document_changes_nothing(memory):
     add(memory, {"own": [1] * 40, "kept": [1, 2, 1, 2]})
     own = int(memory.entries().live_documents.first_ids[-2])
     memory.forget(["own"])
-    before = memory.exact.find(reversed_context([1]))
-    found = memory.exact.find(reversed_context([1]), Excluded(np.array([own]), np.array([own + 40])))
+    before = memory.exact.current().find(reversed_context([1]))
+    found = memory.exact.current().find(reversed_context([1]), Excluded(np.array([own]), np.array([own + 40])))
     np.testing.assert_array_equal(found.counts, before.counts)
 
 
@@ -122,7 +124,7 @@ def test_every_training_position_finds_all_but_its_own_document(tmp_path, monkey
     positions = np.arange(len(text))
     of = text.documents_of(positions)
     monkeypatch.setattr(view, "_QUERIES", 37)
-    found = memory.exact.find(reversed_contexts(text, positions), Excluded(text.begins[of], text.ends[of]))
+    found = memory.exact.current().find(reversed_contexts(text, positions), Excluded(text.begins[of], text.ends[of]))
     for position, document in enumerate(of):
         begin, end = int(text.begins[document]), int(text.ends[document])
         expected = plain_matches(documents, text.tokens[begin:position].tolist(), range(begin, end))
@@ -143,7 +145,7 @@ def test_a_view_shows_one_version(memory):
 
 def test_a_long_document_is_a_shard_of_its_own(memory):
     add(memory, {"long": [4, 5] * 100})
-    found = memory.exact.find(reversed_context([4, 5] * 20))
+    found = memory.exact.current().find(reversed_context([4, 5] * 20))
     assert (found.lengths[0, 0], found.counts[0, 0]) == (40, 81)
 
 
@@ -152,7 +154,7 @@ def test_many_small_additions_become_few_shards(memory, monkeypatch):
     for number in range(20):
         add(memory, {f"note-{number}": [number, number + 1, number]})
         assert len(list(memory.exact.folder.iterdir())) <= 14
-    assert memory.exact.find(reversed_context([17, 18])).counts[0, 0] == 1
+    assert memory.exact.current().find(reversed_context([17, 18])).counts[0, 0] == 1
     assert set(held(memory)) == {id for shard in memory.exact._in_use().values() for id in shard.first_ids.tolist()}
 
 
@@ -170,7 +172,7 @@ def test_a_changed_list_or_manifest_is_refused_when_it_is_read(memory, name):
     path = next(memory.exact.folder.rglob(name))
     path.write_text(path.read_text().replace("a", "b"))
     with pytest.raises(InputError, match="damaged"):
-        Memory(memory.directory).exact.find(reversed_context([1]))
+        Memory(memory.directory).exact.current().find(reversed_context([1]))
 
 
 def test_any_flipped_byte_of_the_index_is_found(memory):
@@ -258,7 +260,7 @@ def change_endlessly(directory: Path, seed: int, begun: Event) -> None:
     """Adds, forgets and compacts until it is killed."""
     index.SHARD_TOKENS = 60
     random, memory = np.random.default_rng(seed), Memory(directory)
-    memory.exact.find(reversed_context([1]))
+    memory.exact.current().find(reversed_context([1]))
     begun.set()
     for step in range(1_000_000):
         names = memory.entries().live_documents.names
@@ -308,7 +310,7 @@ def test_reading_goes_on_while_another_process_changes_the_memory(memory):
         versions, end = set(), time.monotonic() + 5
         while time.monotonic() < end:
             versions.add(id(memory.exact.current()))
-            assert memory.exact.find(reversed_context([1])).counts[0, 0] > 0
+            assert memory.exact.current().find(reversed_context([1])).counts[0, 0] > 0
     finally:
         process.kill()
         process.join()

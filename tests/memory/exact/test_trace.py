@@ -55,7 +55,7 @@ def compare(memory, texts, tokens: list[int], least: int, left_out: list[str] | 
     searched = {name: text for name, text in texts.items() if name not in (left_out or [])}
     live = memory.entries().live_documents
     first_ids = np.array([live.first_ids[live.names.index(name)] for name in left_out or []], np.int64)
-    found = memory.exact.trace(np.array(tokens, np.int64), least, first_ids)
+    found = memory.exact.current().trace(np.array(tokens, np.int64), least, first_ids)
     expected = naive_spans(searched, tokens, least)
     assert {(span.start, span.end) for span in found} == expected.keys()
     assert [len(span) for span in found] == sorted((len(span) for span in found), reverse=True)
@@ -95,18 +95,18 @@ def test_a_quotation_is_traced_to_its_document_and_lost_with_it(memory, encoder)
     quotation = [31, 7, 42, 9, 18, 27, 36]
     add(memory, encoder, {"other": [1, 2, 3] * 9, "source": [4, 5, *quotation], "third": [6] * 8}, sort=True)
     traced = np.array([0, 1, 0, *quotation, 8, 8])
-    (span,) = memory.exact.trace(traced)
+    (span,) = memory.exact.current().trace(traced)
     assert (span.start, span.end, span.count) == (3, 10, 1)
     assert places(memory, span) == [("source", 2)]  # it ends with the document's last token
     memory.forget(["source"])
-    assert memory.exact.trace(traced) == []
+    assert memory.exact.current().trace(traced) == []
     memory.compact()
-    assert memory.exact.trace(traced) == []
+    assert memory.exact.current().trace(traced) == []
 
 
 def test_spans_end_at_the_borders_of_documents(memory, encoder):
     add(memory, encoder, {"one": [*range(10, 18)], "two": [*range(18, 26)]})
-    found = memory.exact.trace(np.arange(10, 26))
+    found = memory.exact.current().trace(np.arange(10, 26))
     assert [(span.start, span.end, *places(memory, span)) for span in found] == [
         (0, 8, ("one", 0)),
         (8, 16, ("two", 0)),
@@ -117,13 +117,13 @@ def test_long_spans_are_found_whole(memory, encoder):
     random = np.random.default_rng(0)
     long = random.integers(0, 40, 20 * LONGEST)
     add(memory, encoder, {"short": [1] * 9, "long": long.tolist()}, sort=True)
-    whole, part = memory.exact.trace(np.concatenate([[45], long, [45], long[100:1000], [46]]))
+    whole, part = memory.exact.current().trace(np.concatenate([[45], long, [45], long[100:1000], [46]]))
     assert (whole.start, whole.end, places(memory, whole)) == (1, 1 + len(long), [("long", 0)])
     assert (part.start, len(part), places(memory, part)) == (2 + len(long), 900, [("long", 100)])
 
 
 def test_nothing_is_found_where_there_is_nothing(memory, encoder):
-    assert memory.exact.trace(np.arange(9)) == []
+    assert memory.exact.current().trace(np.arange(9)) == []
     add(memory, encoder, {"one": [1, 2, 3]})
-    assert memory.exact.trace(np.zeros(0, np.int64), 1) == []
-    assert memory.exact.trace(np.array([49, 48]), 1) == []
+    assert memory.exact.current().trace(np.zeros(0, np.int64), 1) == []
+    assert memory.exact.current().trace(np.array([49, 48]), 1) == []

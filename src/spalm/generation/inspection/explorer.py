@@ -93,7 +93,7 @@ class Explorer:
         live = entries.live_documents
         own = [] if read.own_document is None else [read.own_document]
         left_out = np.concatenate([live.first_ids[np.isin(live.numbers, list(off.documents))], np.array(own, np.int64)])
-        spans = self.models.memory.exact.trace(read.tokens, LEAST, left_out)
+        spans = self.models.memory.exact.current().trace(read.tokens, LEAST, left_out)
         return {
             "least": LEAST,
             "spans": [

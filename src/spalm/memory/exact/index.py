@@ -15,16 +15,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from jaxtyping import Int, Integer
+from jaxtyping import Int
 
 from spalm.artifact import Artifact, Draft, Stage, digest_of_json, only_writer, write_json
 from spalm.compute import Execution, JobPart, ProgressCallback, SentByFields, in_order
 from spalm.console import bar
 from spalm.errors import InputError
 from spalm.memory.entries import Entries
-from spalm.memory.exact.matches import Excluded, Matches, SearchedContexts
+from spalm.memory.exact.matches import SearchedContexts
 from spalm.memory.exact.suffixes import SortedContexts, sort_contexts
-from spalm.memory.exact.trace import LEAST, NO_DOCUMENTS, VerbatimSpan
 from spalm.memory.exact.view import ExactView
 
 if TYPE_CHECKING:
@@ -127,7 +126,7 @@ class _Shard:
 
 
 class ExactIndex:
-    """Exact matches in a memory. Every search sees the documents that the memory holds at that moment."""
+    """The index of a memory: `current` gives the documents that the memory holds at that moment, to be searched."""
 
     def __init__(self, memory: "Memory"):
         self._memory, self.folder = memory, memory.directory / "exact"
@@ -147,19 +146,6 @@ class ExactIndex:
                 # Another process may have removed a shard since it was listed.
                 if self._memory.entries() is entries and self._listed() == listed:
                     raise
-
-    def find(self, queries: Int[np.ndarray, "n length"], excluded: Excluded | None = None) -> Matches:
-        """Returns the matches of some queries (see `reversed_contexts`)."""
-        return self.current().find(queries, excluded)
-
-    def trace(
-        self,
-        tokens: Integer[np.ndarray, "tokens"],
-        least: int = LEAST,
-        left_out: Int[np.ndarray, "documents"] = NO_DOCUMENTS,
-    ) -> list[VerbatimSpan]:
-        """Returns the spans of a text that stand word for word in one document (see `find_spans`)."""
-        return self.current().trace(tokens, least, left_out)
 
     def catch_up(self, execution: Execution | None = None) -> None:
         """Sorts documents that are in no shard yet and writes them. Many small shards are sorted again together."""

@@ -67,7 +67,7 @@ def match_lengths(run: FinishedRun, split: HeldOut) -> Int[np.ndarray, "position
     for start in range(0, len(text), _POSITIONS):
         positions = np.arange(start, min(len(text), start + _POSITIONS))
         excluded = None if first_id is None else _own_documents(text, positions, first_id)
-        found.append(run.memory.exact.find(reversed_contexts(text, positions), excluded).lengths[:, 0])
+        found.append(run.memory.exact.current().find(reversed_contexts(text, positions), excluded).lengths[:, 0])
     return np.concatenate(found)
 
 
@@ -97,7 +97,7 @@ def _share_in_spans(run: FinishedRun, split: HeldOut) -> list[float]:
     longest = np.zeros(len(text), np.int64)
     for begin, end in zip(text.begins.tolist(), text.ends.tolist()):
         own = NO_DOCUMENTS if first_id is None else np.array([first_id + begin])
-        for span in run.memory.exact.trace(text.tokens[begin:end], min(_SPANS), own):
+        for span in run.memory.exact.current().trace(text.tokens[begin:end], min(_SPANS), own):
             inside = longest[begin + span.start : begin + span.end]
             np.maximum(inside, len(span), out=inside)
     return [float(np.mean(longest >= least)) for least in _SPANS]
