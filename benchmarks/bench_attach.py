@@ -24,7 +24,7 @@ from rich.console import Console
 
 from spalm.artifact import write_json
 from spalm.attachment import Attached, AttachSettings, attach, print_attached
-from spalm.attachment.learning import fit_combiner
+from spalm.attachment.fitting.learning import fit_combiner
 from spalm.compute import Execution
 from spalm.console import say
 from spalm.errors import InputError

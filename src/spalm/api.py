@@ -56,7 +56,7 @@ def load(directory: Location, model: str | None = None, *, execution: Execution 
 
     Args:
         directory: What `attach` made, or the folder of a finished run.
-        model: Which of a run's models; default: `spalm-adaptive`.
+        model: Which of a run's models; default: the last of its table, `adaptive`.
         execution: Device and threads; default: this machine.
     """
     return load_model(Path(directory).expanduser(), (execution or Execution()).hardware, model)
@@ -104,7 +104,7 @@ class CompletedRun(FinishedRun):
         return write_report(self, self.directory / "report" if out is None else Path(out))
 
     def load(self, model: RowName | None = None, *, execution: Execution | None = None) -> Model:
-        """Opens one of the run's models; default: `spalm-adaptive`."""
+        """Opens one of the run's models; default: the last of its table, `adaptive`."""
         return load(self.directory, model, execution=execution)
 
     def __str__(self) -> str:

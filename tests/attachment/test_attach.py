@@ -10,11 +10,11 @@ import torch
 
 from spalm.artifact import read_json
 from spalm.attachment import Attached, AttachSettings, attach, score_files
-from spalm.attachment.attach import _search_of_training
+from spalm.attachment.attach import _remember_training, _search_of_training
 from spalm.attachment.dynamic import merge_nearest, nearest_in_past
-from spalm.attachment.examples import ExampleSets, _pieces
-from spalm.attachment.learning import mixture_log_probabilities
-from spalm.attachment.measuring import advance_unsearched, perplexity
+from spalm.attachment.fitting.examples import ExampleSets, _pieces
+from spalm.attachment.fitting.learning import mixture_log_probabilities
+from spalm.attachment.fitting.measuring import advance_unsearched, perplexity
 from spalm.attachment.policy import ALWAYS_SEARCH, PolicySettings, learn_policy, search_threshold
 from spalm.compute import Execution, Hardware
 from spalm.errors import InputError
@@ -33,9 +33,10 @@ def attached(attached_folder) -> Attached:
 
 @pytest.fixture(scope="module")
 def examples(attached) -> ExampleSets:
-    where = attached.directory / "index"
-    search = _search_of_training(attached.corpus, attached.memory, attached.settings, where)
-    return ExampleSets.collect(attached.base, attached.corpus, attached.memory, search, attached.settings)
+    base, corpus, settings = attached.base, attached.corpus, attached.settings
+    remembered = _remember_training(base, corpus, attached.memory.directory, settings, ON_CPU)
+    search = _search_of_training(corpus, remembered, settings, attached.directory / "index")
+    return ExampleSets.collect(base, corpus, search, remembered.learned, settings)
 
 
 @pytest.fixture
@@ -165,7 +166,9 @@ def test_a_policy_learns_where_a_search_pays(examples):
 
 def test_the_curve_begins_with_the_plain_model_and_ends_with_everything_searched(attached):
     curve, figures = attached.combiner_artifact.facts["curve"], attached.combiner_artifact.facts["figures"]["test"]
-    assert curve[0]["perplexity"] == figures["plain"]
+    # Where nothing is searched for, exact matches are still there.
+    assert figures["adaptive"] < curve[0]["perplexity"] < figures["plain"]
+    assert curve[0]["perplexity"] == pytest.approx(figures["adaptive, exact only"], rel=0.1)
     assert curve[-1]["perplexity"] == figures["adaptive"]
     assert [point["searched"] for point in curve] == sorted(point["searched"] for point in curve)
 

@@ -25,7 +25,16 @@ from spalm.generation import (
 from spalm.generation.generate import cut_at_stops
 from spalm.generation.sampling import pick_token
 from spalm.memory import remember
-from spalm.semiparametric import CombinedPrediction, Knn, KnnCombiner, PlainCombiner, Retrieved, advance_neighbours
+from spalm.memory.exact import reversed_context
+from spalm.semiparametric import (
+    CombinedPrediction,
+    Knn,
+    KnnCombiner,
+    Matched,
+    PlainCombiner,
+    Retrieved,
+    advance_neighbours,
+)
 from support.generation import generated
 from support.servers import with_combiner
 
@@ -66,11 +75,18 @@ def test_pieces_join_to_the_answer(any_model):
     assert "".join(each.text for each in written) == decode([*before, *answer])[len(decode(before)) :]
 
 
+def matches(model: Model, prompt: list[int]) -> Matched:
+    """Returns the exact matches of what was read, without the start symbol."""
+    text = prompt[1:] if prompt[0] == model.tokeniser.start else prompt
+    return Matched.of(model.store.exact.current().find(reversed_context(text)))
+
+
 def test_log_probabilities_are_the_models(any_model):
     prompt = any_model.tokeniser.prompt(PROMPT)
     for each in generated(any_model, prompt, Sampling(max_tokens=5, temperature=1.5, seed=3), likely=4):
         encoded = any_model.decoder().feed(prompt)[-1:]
-        expected = any_model.combiner.combine(any_model.network, encoded.hidden, any_model.search(encoded.keys))
+        retrieved = replace(any_model.search(encoded.keys), matched=matches(any_model, prompt))
+        expected = any_model.combiner.combine(any_model.network, encoded.hidden, retrieved)
         assert each.log_probability == pytest.approx(float(expected.log_probabilities[0, each.id]), abs=1e-3)
         best = expected.log_probabilities[0].topk(4)
         assert [token for token, _ in each.likely] == best.indices.tolist()
@@ -322,10 +338,19 @@ def test_positions_that_are_not_searched_have_the_neighbours_before_them_moved_o
         assert entries.source(int(found[place].ids[0, 0])).document == "zoo"
 
 
-@pytest.mark.parametrize(("threshold", "use_memory"), [(-np.inf, True), (np.inf, False)])
-def test_a_policy_of_always_or_never(model, threshold, use_memory):
-    prompt = model.tokeniser.prompt(PROMPT)
-    how = Sampling(max_tokens=12)
-    expected = [each.id for each in generated(model, prompt, how, use_memory=use_memory)]
-    budget = replace(model, policy=Budget([0.0] * 12), threshold=threshold)
+def test_a_policy_that_always_searches_changes_nothing(model):
+    prompt, how = model.tokeniser.prompt(PROMPT), Sampling(max_tokens=12)
+    expected = [each.id for each in generated(model, prompt, how)]
+    budget = replace(model, policy=Budget([0.0] * 12), threshold=-np.inf)
     assert [each.id for each in generated(budget, prompt, how)] == expected
+
+
+def test_a_policy_that_never_searches_leaves_exact_matches(model):
+    prompt = model.tokeniser.prompt(PROMPT)
+    budget = replace(model, policy=Budget([0.0] * 12), threshold=np.inf)
+    for each in generated(budget, prompt, Sampling(max_tokens=12)):
+        retrieved = replace(Retrieved.empty(1), matched=matches(model, prompt))
+        hidden = model.decoder().feed(prompt)[-1:].hidden
+        expected = model.combiner.combine(model.network, hidden, retrieved).log_probabilities[0]
+        assert each.log_probability == pytest.approx(float(expected.max()), abs=1e-3)
+        prompt = [*prompt, each.id]

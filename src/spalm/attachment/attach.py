@@ -3,7 +3,7 @@
 The figures are measured before dev and test join the memory.
 """
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from torch import nn
@@ -19,9 +19,10 @@ from spalm.attachment.attached import (
     Attached,
 )
 from spalm.attachment.base import PretrainedBase
-from spalm.attachment.examples import ExampleSets
-from spalm.attachment.learning import fit_combiner
-from spalm.attachment.measuring import perplexities, search_curve
+from spalm.attachment.fitting.examples import ExampleSets, LearnedText
+from spalm.attachment.fitting.learning import fit_combiner
+from spalm.attachment.fitting.measuring import perplexities, search_curve
+from spalm.attachment.keyed_text import KeyedText, choose_memory
 from spalm.attachment.policy import search_threshold
 from spalm.attachment.settings import AttachSettings
 from spalm.compute import Execution
@@ -29,14 +30,14 @@ from spalm.console import say
 from spalm.corpus import Corpus, CorpusSettings, TokeniserSettings, build_corpus
 from spalm.corpus.sources.text_files import TextFiles
 from spalm.lm.pretrained import PretrainedFolder, locate_pretrained
-from spalm.memory import Memory, MemorySettings, open_memory, remember, source_of_split
+from spalm.memory import Encoder, Memory, MemorySettings, open_memory, remember, source_of_split, source_of_text
 from spalm.runs import HELD_OUT
 from spalm.runs.checks import exclusion_notice, resolve_exclusion
-from spalm.semiparametric import Search, open_search
+from spalm.semiparametric import MemorySearch, Search, open_search
 from spalm.semiparametric.search import OTHER_DOCUMENTS
 from spalm.training.checkpoint import save_tensors
 
-_VERSION = 2
+_VERSION = 3
 
 
 def attach(model: str, texts: list[Path], directory: Path, settings: AttachSettings, execution: Execution) -> Attached:
@@ -49,10 +50,12 @@ def attach(model: str, texts: list[Path], directory: Path, settings: AttachSetti
     execution.engine.refuse_unless_visible(folder.path / "config.json")
     base = PretrainedBase(folder, folder.digest, execution.hardware, settings.context, settings.stride)
     corpus = build_corpus(_corpus_settings(settings, texts, folder), directory / "corpus", restart=execution.restart)
-    memory = _remember_training(base, corpus, directory / "memory", execution)
-    _fit_and_measure(base, corpus, memory, settings, directory=directory, execution=execution)
+    settings = choose_memory(settings, base, corpus, directory)
+    remembered = _remember_training(base, corpus, directory / "memory", settings, execution)
+    _fit_and_measure(base, corpus, remembered, settings, directory=directory, execution=execution)
     for split in HELD_OUT:
-        remember(memory, base.encoder, corpus.split(split), source_of_split(corpus, split), execution=execution)
+        source = source_of_split(corpus, split)
+        remember(remembered.memory, remembered.encoder, corpus.split(split), source, execution=execution)
     description = {"source": Path(model).name, "model": _location(folder, directory), "digest": base.digest}
     artifact.write_json(directory / ATTACHED_FILE, {**description, "settings": settings.as_json()})
     return Attached(directory, execution.hardware)
@@ -70,12 +73,36 @@ def _corpus_settings(settings: AttachSettings, texts: list[Path], folder: Pretra
     return CorpusSettings(source=source, tokeniser=tokeniser)
 
 
-def _remember_training(base: PretrainedBase, corpus: Corpus, directory: Path, execution: Execution) -> Memory:
-    """Returns the memory with every position of the training documents in it."""
-    train = corpus.split("train")
+@dataclass(frozen=True)
+class _TrainingMemory:
+    """A memory with every position of the training documents in it."""
+
+    memory: Memory
+    learned: LearnedText
+    """The documents from which the combiner learns: those with keys, or all if there are none."""
+    end: int
+    """Id after the last training position; what has higher ids was remembered later."""
+    encoder: Encoder | None
+    """Makes keys of the held-out documents; None: they get none, because not all training documents have keys."""
+
+
+def _remember_training(
+    base: PretrainedBase, corpus: Corpus, directory: Path, settings: AttachSettings, execution: Execution
+) -> _TrainingMemory:
+    """Remembers the training documents, those with keys first."""
+    train, source = corpus.split("train"), source_of_split(corpus, "train")
     memory = open_memory(directory, base.encoder, MemorySettings(), train, restart=execution.restart)
-    remember(memory, base.encoder, train, source_of_split(corpus, "train"), execution=execution)
-    return memory
+    chosen = KeyedText.choose(train, settings, corpus)
+    divided = len(chosen.with_keys) > 0 and len(chosen.without_keys) > 0
+    first_ids = []
+    for text, encoder in ((chosen.with_keys, base.encoder), (chosen.without_keys, None)):
+        own = {**source, "documents": source_of_text(text)["text"]} if divided else source
+        if len(text):
+            remember(memory, encoder, text, own, execution=execution)
+            first_ids.append(memory.first_id(own))
+    learned = LearnedText(chosen.with_keys if len(chosen.with_keys) else train, first_ids[0])
+    end = first_ids[-1] + (len(chosen.without_keys) if divided else len(train))
+    return _TrainingMemory(memory, learned, end, None if len(chosen.without_keys) else base.encoder)
 
 
 def _location(folder: PretrainedFolder, directory: Path) -> str:
@@ -88,7 +115,7 @@ def _location(folder: PretrainedFolder, directory: Path) -> str:
 def _fit_and_measure(
     base: PretrainedBase,
     corpus: Corpus,
-    memory: Memory,
+    remembered: _TrainingMemory,
     settings: AttachSettings,
     *,
     directory: Path,
@@ -97,44 +124,47 @@ def _fit_and_measure(
     """Makes the artifact of the fitted combiner, with its figures."""
 
     def fill(draft: Draft) -> tuple[dict, list[str]]:
-        search = _search_of_training(corpus, memory, settings, directory / "index")
-        examples = ExampleSets.collect(base, corpus, memory, search, settings)
+        search = _search_of_training(corpus, remembered, settings, directory / "index")
+        examples = ExampleSets.collect(base, corpus, search, remembered.learned, settings)
         fitted = fit_combiner(settings, examples, base.model)
-        modules: dict[str, nn.Module] = {MIXTURE_FILE: fitted.mixture, POLICY_FILE: fitted.policy}
-        if fitted.gate is not None:
-            modules[GATE_FILE] = fitted.gate
+        parts = {MIXTURE_FILE: fitted.mixture, POLICY_FILE: fitted.policy, GATE_FILE: fitted.gate}
+        modules: dict[str, nn.Module] = {file: module for file, module in parts.items() if module is not None}
         for file, module in modules.items():
             save_tensors(draft.directory / file, module.state_dict())
         facts = {
-            "knn": asdict(fitted.knn),
-            "cache": asdict(fitted.cache),
+            **{name: asdict(knn) for name, knn in (("knn", fitted.knn), ("cache", fitted.cache)) if knn is not None},
             "neighbours": fitted.mixture.neighbours,
+            "levels": fitted.mixture.levels,
             "width": base.model.width,
             "figures": {
                 split: perplexities(held_out, fitted, base.model)
                 for split, held_out in (("dev", examples.dev), ("test", examples.test))
             },
-            "curve": search_curve(base, fitted, examples, memory.entries()),
-            "threshold": search_threshold(fitted.policy(examples.dev.base.hidden), settings.search),
+            "curve": search_curve(base, fitted, examples, remembered.memory.entries()),
         }
+        if fitted.policy is not None:
+            facts["threshold"] = search_threshold(fitted.policy(examples.dev.base.hidden), settings.search)
         return facts, list(modules)
 
-    parents = {"model": base.digest, "corpus": corpus.digest, "memory": memory.lineage()[1]}
+    parents = {"model": base.digest, "corpus": corpus.digest, "memory": remembered.memory.lineage()[1]}
     stage = Stage(COMBINER_KIND, _VERSION, settings.as_json(), parents, cheap=True)
     stage.make(directory / "combiner", fill, restart=execution.restart)
 
 
-def _search_of_training(corpus: Corpus, memory: Memory, settings: AttachSettings, index: Path) -> Search:
+def _search_of_training(
+    corpus: Corpus, remembered: _TrainingMemory, settings: AttachSettings, index: Path
+) -> MemorySearch:
     """Returns a search of the training documents alone, whatever else the memory holds by now.
 
     A training position finds nothing of its own document or, where one document is most of the text, nothing of its
     surroundings.
     """
-    train = corpus.split("train")
-    first = memory.first_id(source_of_split(corpus, "train"))
-    assert first is not None
-    opened = open_search(memory, index, settings.neighbours)
+    memory, train = remembered.memory, corpus.split("train")
     exclusion = resolve_exclusion(OTHER_DOCUMENTS, train)
     if notice := exclusion_notice(OTHER_DOCUMENTS, exclusion, train):
         say(notice)
-    return Search(opened.searcher, opened.count, below=first + len(train), exclusion=exclusion)
+    nearest = None
+    if settings.memory != "exact":
+        opened = open_search(memory, index, settings.neighbours)
+        nearest = Search(opened.searcher, opened.count, below=remembered.end, exclusion=exclusion)
+    return MemorySearch(memory, nearest, memory.exact.current().below(remembered.end), exclusion)

@@ -4,7 +4,7 @@ DIR/attached.json    which model the memory is attached to, and the settings
 DIR/model            the model, if it had to be converted
 DIR/corpus           the texts: train, dev and test by document
 DIR/memory           every position of the training documents and, once the figures are measured, of dev and test
-DIR/index            the index for live searches
+DIR/index            the index for live searches, where the memory has keys
 DIR/combiner         the adaptive mixture, kNN-LM's setting, the search policy, and what they gained
 """
 
@@ -23,7 +23,7 @@ from spalm.compute import Hardware
 from spalm.corpus import Corpus
 from spalm.errors import InputError
 from spalm.lm.pretrained import PretrainedFolder
-from spalm.memory import Memory
+from spalm.memory import Encoder, Memory
 from spalm.semiparametric import (
     AdaptiveMixture,
     Combiner,
@@ -31,6 +31,7 @@ from spalm.semiparametric import (
     GateCombiner,
     Knn,
     KnnCombiner,
+    MemorySearch,
     MixtureCombiner,
     PlainCombiner,
     Search,
@@ -75,16 +76,32 @@ class Attached:
         self.combiner_artifact = Artifact(self.directory / "combiner", COMBINER_KIND)
         """The fitted combiner; its facts are kNN-LM's setting, the policy's threshold, and the figures."""
 
+    @property
+    def has_keys(self) -> bool:
+        """Whether nearest contexts are a source of the memory."""
+        return self.settings.memory != "exact"
+
+    @property
+    def encoder_of_documents(self) -> Encoder | None:
+        """Makes the keys of documents that are added; None: they get no keys."""
+        return self.base.encoder if self.has_keys else None
+
     @cached_property
     def search(self) -> Search:
-        """Live search of the memory."""
+        """Live search of the memory for nearest contexts."""
         return open_search(self.memory, self.directory / "index", self.settings.neighbours)
+
+    @property
+    def memory_search(self) -> MemorySearch:
+        """Search of all sources that the mixture weighs, in the memory as it is now."""
+        exact = self.memory.exact.current() if self.mixture.levels else None
+        return MemorySearch(self.memory, self.search if self.has_keys else None, exact)
 
     @cached_property
     def mixture(self) -> AdaptiveMixture:
         """The fitted adaptive mixture."""
         facts = self.combiner_artifact.facts
-        mixture = AdaptiveMixture(self.settings.adaptive, facts["width"], facts["neighbours"])
+        mixture = AdaptiveMixture(self.settings.adaptive, facts["width"], facts["neighbours"], facts.get("levels", 0))
         return self._load(mixture, MIXTURE_FILE)
 
     @cached_property
@@ -110,11 +127,10 @@ class Attached:
     @cached_property
     def combiners(self) -> dict[str, Combiner]:
         """All combiners that were fitted, by their names in the figures."""
-        found: dict[str, Combiner] = {
-            "plain": PlainCombiner(),
-            "knn-lm": KnnCombiner(PlainCombiner(), Knn(**self.combiner_artifact.facts["knn"])),
-            "adaptive": MixtureCombiner(PlainCombiner(), self.mixture),
-        }
+        found: dict[str, Combiner] = {"plain": PlainCombiner()}
+        if self.has_keys:
+            found["knn-lm"] = KnnCombiner(PlainCombiner(), Knn(**self.combiner_artifact.facts["knn"]))
+        found["adaptive"] = MixtureCombiner(PlainCombiner(), self.mixture)
         if self.settings.combiner == "gate":
             found["gate"] = GateCombiner(self.gate)
         return found

@@ -41,11 +41,12 @@ def nearest_in_past(
 
 
 def merge_nearest(one: Retrieved, other: Retrieved, count: int) -> Retrieved:
-    """Returns the nearest neighbours of each position out of two lists."""
+    """Returns the nearest neighbours of each position out of two lists, with the exact matches of the first."""
     both = Retrieved(
         torch.cat([one.tokens, other.tokens], -1),
         torch.cat([one.distances, other.distances], -1),
         torch.cat([one.ids, other.ids], -1),
     )
     order = both.distances.argsort(dim=-1, stable=True)[..., :count]
-    return Retrieved(both.tokens.gather(-1, order), both.distances.gather(-1, order), both.ids.gather(-1, order))
+    nearest = both.tokens.gather(-1, order), both.distances.gather(-1, order), both.ids.gather(-1, order)
+    return Retrieved(*nearest, matched=one.matched)

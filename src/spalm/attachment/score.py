@@ -5,9 +5,9 @@ from typing import Any
 
 from spalm.attachment.attached import Attached
 from spalm.attachment.dynamic import merge_nearest, nearest_in_past
-from spalm.attachment.examples import examples_from_hidden, examples_from_text
-from spalm.attachment.learning import mixture_log_probabilities
-from spalm.attachment.measuring import perplexity
+from spalm.attachment.fitting.examples import examples_from_hidden, examples_from_text
+from spalm.attachment.fitting.learning import mixture_log_probabilities
+from spalm.attachment.fitting.measuring import perplexity
 from spalm.compute import Execution
 from spalm.corpus import TokenStream, tokenise_files
 from spalm.errors import InputError
@@ -21,26 +21,23 @@ def remember_files(attached: Attached, paths: list[Path], execution: Execution) 
         raise InputError("--text is missing: name the files or folders to remember")
     execution.engine.refuse_unless_visible(attached.base.folder.path / "config.json")
     stream = tokenise_files(paths, attached.corpus.tokeniser)
-    remember(attached.memory, attached.base.encoder, stream, source_of_text(stream), execution=execution)
+    remember(attached.memory, attached.encoder_of_documents, stream, source_of_text(stream), execution=execution)
     return attached.memory
 
 
 def score_files(attached: Attached, paths: list[Path]) -> dict[str, Any]:
     """Returns the perplexity per token of texts that the memory does not hold.
 
-    For the dynamic figures the texts' own past is searched as well. Nothing of the texts is kept.
+    For the dynamic figures the texts' own past is searched as well, if the memory has keys. Nothing of the texts is
+    kept.
     """
     text = tokenise_files(paths, attached.corpus.tokeniser)
     if not len(text):
         raise InputError(f"{paths[0]} holds no text to score")
     _refuse_remembered(attached, text)
-    examples = examples_from_text(attached.base, attached.memory, attached.search, text)
-    return {
-        "tokens": len(text),
-        "documents": len(text.names),
-        "static": _static(attached, examples),
-        "dynamic": _dynamic(attached, examples),
-    }
+    examples = examples_from_text(attached.base, attached.memory_search, text)
+    found = {"tokens": len(text), "documents": len(text.names), "static": _static(attached, examples)}
+    return {**found, "dynamic": _dynamic(attached, examples)} if attached.has_keys else found
 
 
 def _refuse_remembered(attached: Attached, text: TokenStream) -> None:
@@ -54,12 +51,12 @@ def _refuse_remembered(attached: Attached, text: TokenStream) -> None:
 
 def _static(attached: Attached, examples: TrainingExamples) -> dict[str, float]:
     """Returns the perplexities with the memory as it is."""
-    knn = Knn(**attached.combiner_artifact.facts["knn"])
-    return {
-        "plain": perplexity(examples.log_base),
-        "knn-lm": perplexity(knn.target_log_probabilities(examples.log_base, examples.retrieved, examples.targets)),
-        "adaptive": perplexity(mixture_log_probabilities(attached.mixture, examples)),
-    }
+    found = {"plain": perplexity(examples.log_base)}
+    if attached.has_keys:
+        knn = Knn(**attached.combiner_artifact.facts["knn"])
+        mixed = knn.target_log_probabilities(examples.log_base, examples.retrieved, examples.targets)
+        found["knn-lm"] = perplexity(mixed)
+    return {**found, "adaptive": perplexity(mixture_log_probabilities(attached.mixture, examples))}
 
 
 def _dynamic(attached: Attached, examples: TrainingExamples) -> dict[str, float]:

@@ -2,9 +2,9 @@
 
 from typing import Literal
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from spalm.attachment.gate_training import GateTrainingSettings
+from spalm.attachment.fitting.gate_training import GateTrainingSettings
 from spalm.attachment.policy import PolicySettings
 from spalm.semiparametric import AdaptiveSettings, GateSettings, KnnSettings
 from spalm.settings import Settings
@@ -23,6 +23,14 @@ class AttachSettings(Settings):
     """Share of the documents on which the combiner is measured."""
     document_start: str | None = None
     """Regular expression for a line that begins a new document in a file, its first group the name."""
+    memory: Literal["auto", "both", "exact"] = "auto"
+    """Sources of the memory: nearest contexts and exact matches, or exact matches alone, which need no keys. auto:
+    both, with keys for as many positions as the model reads in a few minutes."""
+    keys: int | None = Field(default=None, gt=0)
+    """Highest number of training positions that get keys, with whole documents: those most like the text `like`, or
+    without it the last ones. Default: all, unless `memory` is auto."""
+    like: str | None = None
+    """File of text. The documents most like it get keys."""
     neighbours: int = Field(default=512, gt=0)
     """Number of neighbours that are searched for."""
     positions: int = Field(default=24_000, gt=0)
@@ -47,6 +55,12 @@ class AttachSettings(Settings):
     """Number of preceding positions that the continuous cache, a dynamic mode, searches."""
     seed: int = Field(default=1, ge=0)
     """Seed of the random samples."""
+
+    @model_validator(mode="after")
+    def _keys_belong_to_both(self) -> "AttachSettings":
+        if self.memory == "exact" and (self.keys is not None or self.like is not None):
+            raise ValueError("memory = exact makes no keys; leave out keys and like, or give memory = both")
+        return self
 
     @field_validator("stride")
     @classmethod

@@ -10,7 +10,7 @@ from spalm.attachment.attached import Attached
 def print_attached(attached: Attached, console: Console) -> None:
     """Prints perplexities with and without the memory, and by the share of positions that are searched."""
     facts = attached.combiner_artifact.facts
-    knn, figures = facts["knn"], facts["figures"]
+    figures = facts["figures"]
     table = Table("model", title=f"{attached.source} with a memory", box=box.SIMPLE_HEAD)
     for heading in (*figures, "change"):
         table.add_column(heading, justify="right")
@@ -21,17 +21,20 @@ def print_attached(attached: Attached, console: Console) -> None:
     console.print(table)
     tokens = ", ".join(f"{split} {figures[split]['tokens']:,}" for split in figures)
     console.print(
-        f"perplexity per token ({tokens} tokens); change: on test, on which nothing was tuned\n"
-        f"knn-lm: lambda {knn['weight']:.2f}, T {knn['temperature']:.3g}, k {knn['count']}",
-        highlight=False,
+        f"perplexity per token ({tokens} tokens); change: on test, on which nothing was tuned", highlight=False
     )
-    curve = Table("searched", "perplexity", title="test, by the share of positions searched", box=box.SIMPLE_HEAD)
-    for point in facts["curve"]:
-        curve.add_row(f"{100 * point['searched']:.0f}%", f"{point['perplexity']:.2f}")
-    console.print(curve)
+    if knn := facts.get("knn"):
+        fitted = f"lambda {knn['weight']:.2f}, T {knn['temperature']:.3g}, k {knn['count']}"
+        console.print(f"knn-lm: {fitted}", highlight=False)
+    if facts["curve"]:
+        curve = Table("searched", "perplexity", title="test, by the share of positions searched", box=box.SIMPLE_HEAD)
+        for point in facts["curve"]:
+            curve.add_row(f"{100 * point['searched']:.0f}%", f"{point['perplexity']:.2f}")
+        console.print(curve)
     held = attached.memory.entries()
     console.print(
-        f"the memory holds {len(held):,} positions of {len(held.live_documents):,} documents; write with it: "
+        f"the memory holds {len(held):,} positions of {len(held.live_documents):,} documents, "
+        f"{len(held.with_keys):,} of them with keys; write with it: "
         f'spalm generate {attached.directory} "..." --cite',
         soft_wrap=True,
         highlight=False,

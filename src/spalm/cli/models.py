@@ -4,7 +4,7 @@ import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
@@ -17,10 +17,11 @@ from spalm.console import say
 from spalm.errors import InputError
 from spalm.generation import Sampling, SamplingOptions, citation_lines, open_traceable, print_spans, text_of_file
 from spalm.memory.exact import LEAST
+from spalm.planning import parse_count
 from spalm.settings import read_settings
 
 ModelArgument = Annotated[Path, typer.Argument(metavar="DIR", help="What `spalm attach` made, or a finished run.")]
-RowOption = Annotated[str | None, typer.Option(help="Which model of a finished run; default spalm-adaptive.")]
+RowOption = Annotated[str | None, typer.Option(help="Which model of a finished run; default: the last of its table.")]
 
 
 @app.command(name="attach")
@@ -28,6 +29,16 @@ def attach_(
     model: Annotated[str, typer.Argument(help="Folder of a causal LM, its name on the hub, or a .gguf file.")],
     texts: Annotated[list[Path], typer.Argument(metavar="TEXT...", help="Files and folders of text.")],
     out: Annotated[Path, typer.Option(help="Folder to make.")],
+    memory: Annotated[
+        Literal["auto", "both", "exact"],
+        typer.Option(help="memory=: nearest contexts and exact matches, or exact matches alone, made in a minute."),
+    ] = "auto",
+    keys: Annotated[
+        str | None, typer.Option(metavar="N", help="keys=: how many positions get keys at most, such as 200k.")
+    ] = None,
+    like: Annotated[
+        Path | None, typer.Option(help="like=: the documents most like this text get keys; default: the last ones.")
+    ] = None,
     search: Annotated[
         float | None, typer.Option(help="search=: share of the positions to search, such as 0.3.")
     ] = None,
@@ -41,8 +52,10 @@ def attach_(
     restart: Restart = False,
 ) -> None:
     """Give a pretrained model a memory of your texts: only a small combiner is trained."""
-    budget = [] if search is None else [f"search={search}"]
-    chosen = read_settings(AttachSettings, [*(settings or []), *budget])
+    number = None if keys is None else int(parse_count(keys, "--keys"))
+    options = {"memory": memory, "keys": number, "like": like, "search": search}
+    given = [f"{name}={value}" for name, value in options.items() if value not in (None, "auto")]
+    chosen = read_settings(AttachSettings, [*(settings or []), *given])
     if engine != "local" and Path(model).exists():
         model = str(path_for(engine, Path(model)))
     with open_engine(engine, address, threads) as opened:

@@ -58,7 +58,7 @@ class PretrainedTokeniser:
     def encode(self, pieces: Sequence[bytes]) -> list[np.ndarray]:
         """Returns the ids of each piece of text, without special tokens."""
         texts = [piece.decode() for piece in pieces]
-        found = self._tokeniser.encode_batch(texts, add_special_tokens=False)
+        found = self._tokeniser.encode_batch_fast(texts, add_special_tokens=False)
         return [np.array(encoding.ids, np.int64) for encoding in found]
 
     def encode_with_offsets(self, text: str) -> tuple[np.ndarray, np.ndarray]:

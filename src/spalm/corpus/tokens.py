@@ -61,6 +61,13 @@ class TokenStream:
         ends = np.minimum(self.ends[:documents], count)
         return TokenStream(self.tokens[:count], ends, lambda: self.names[:documents], self.start)
 
+    def only(self, documents: np.ndarray) -> "TokenStream":
+        """Returns the documents for which a mask is true."""
+        lengths = self.ends - self.begins
+        names = [name for name, kept in zip(self.names, documents.tolist()) if kept]
+        tokens = self.tokens[np.repeat(documents, lengths)]
+        return TokenStream(tokens, np.cumsum(lengths[documents]), lambda: names, self.start)
+
     def targets(self, positions: np.ndarray) -> np.ndarray:
         """Returns x_{t+1}, the tokens to be predicted at `positions`."""
         return self.tokens[positions].astype(np.int64)

@@ -1,8 +1,8 @@
 """Citations: the documents of the memory that generated text comes from.
 
-The memory's share in a token is what it added to its probability: lambda p_kNN(w) / p(w). The memory decided a token if
-its share is more than half; such tokens in a row are one citation, and its sources are the documents of the neighbours
-that proposed them.
+The memory's share in a token is what it added to its probability: lambda p_kNN(w) / p(w), and the same for exact
+matches. The memory decided a token if its share is more than half; such tokens in a row are one citation, and its
+sources are the documents of the neighbours and matches that proposed them.
 """
 
 import math
@@ -20,7 +20,7 @@ _SOURCES = 3
 
 def memory_share(combined: CombinedPrediction, retrieved: Retrieved, token: int) -> float:
     """Returns the share of a token's probability that came from the memory, at the first position."""
-    proposed = sum(weight for _, weight in _proposals(combined, retrieved, token))
+    proposed = sum(weight for _, proposal, weight in combined.proposals(retrieved) if proposal == token)
     probability = math.exp(float(combined.log_probabilities[0, token]))
     return min(1.0, (1 - float(combined.network_share[0])) * proposed / probability)
 
@@ -29,19 +29,13 @@ def cited_sources(
     entries: Entries, combined: CombinedPrediction, retrieved: Retrieved, token: int
 ) -> list[CitedSource]:
     """Returns the places in the memory that proposed a token most strongly, at the first position."""
+    proposals = [(id, weight) for id, proposal, weight in combined.proposals(retrieved) if proposal == token]
     found = []
-    for id, weight in sorted(_proposals(combined, retrieved, token), key=lambda proposal: -proposal[1])[:_SOURCES]:
+    for id, weight in sorted(proposals, key=lambda proposal: -proposal[1])[:_SOURCES]:
         source = entries.source(id)
         if source is not None:
             found.append(CitedSource(source.document, source.offset, weight))
     return found
-
-
-def _proposals(combined: CombinedPrediction, retrieved: Retrieved, token: int) -> list[tuple[int, float]]:
-    """Returns the neighbours that were followed by this token, and their weights."""
-    count = min(combined.neighbour_weights.shape[1], retrieved.ids.shape[1])
-    hits = (retrieved.tokens[0, :count] == token).nonzero()[:, 0]
-    return list(zip(retrieved.ids[0, hits].tolist(), combined.neighbour_weights[0, hits].tolist()))
 
 
 def citations_of(tokens: list[GeneratedToken]) -> list[Citation]:

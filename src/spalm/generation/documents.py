@@ -68,7 +68,8 @@ class DocumentService:
         stream = TokenStream(tokens, np.array([len(tokens)]), lambda: [name], tokeniser.start)
         # A batch that a crash left half written was never acknowledged, so it is thrown away.
         execution = Execution(restart=True)
-        remember(self.store, self._models.encoder, stream, source_of_text(stream), execution=execution, check=check)
+        encoder = self._models.encoder_of_documents
+        remember(self.store, encoder, stream, source_of_text(stream), execution=execution, check=check)
         self._follow(len(tokens))
         return len(tokens)
 
@@ -84,7 +85,9 @@ class DocumentService:
 
     def _prepare(self) -> None:
         """Brings the index up to date before the first change, and finds out whether it can take in changes."""
-        if self._index_follows is None:
+        if not self._models.has_keys:
+            self._index_follows = False
+        elif self._index_follows is None:
             self._index_follows = self._models.search.searcher.catch_up()
 
     def _follow(self, changed: int) -> None:

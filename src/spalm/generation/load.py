@@ -23,7 +23,7 @@ def open_models(directory: Path | str, hardware: Hardware) -> ModelSet:
 
 
 def load_model(directory: Path | str, hardware: Hardware, variant: str | None = None) -> Model:
-    """Opens what `spalm attach` made, or one of the models of a finished run: `spalm-adaptive` if none is named."""
+    """Opens what `spalm attach` made, or one of the models of a finished run: its default row if none is named."""
     models = open_models(directory, hardware)
     if variant is not None and isinstance(models, AttachedModels):
         raise InputError(f"--model {variant}: {directory} is one model with its memory; leave it out")

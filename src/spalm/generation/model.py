@@ -6,22 +6,23 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
+import numpy as np
 import torch
 
 from spalm.attachment import ALWAYS_SEARCH, SearchPolicy, score_files
-from spalm.corpus import Tokeniser
+from spalm.corpus import Tokeniser, TokenStream
 from spalm.errors import InputError
 from spalm.generation.answer import Answer, Chunk
 from spalm.generation.decoder import Decoder
 from spalm.generation.documents import DocumentService
 from spalm.generation.generate import GenerationOptions, stream_chunks
-from spalm.generation.models import AttachedModels, ModelSet, Variant
+from spalm.generation.models import AttachedModels, ModelSet, Neighbours, Variant, no_neighbours
 from spalm.generation.sampling import Sampling, SamplingOptions
 from spalm.generation.score import Score, read_states, score_of, score_variant, stream_of_text
 from spalm.generation.trace import TracedSpan, trace_text
 from spalm.lm import LanguageModel, Reading
 from spalm.memory import Encoder, Memory
-from spalm.memory.exact import LEAST
+from spalm.memory.exact import LEAST, reversed_contexts
 from spalm.semiparametric import Combiner, Retrieved, Search
 
 if TYPE_CHECKING:
@@ -81,10 +82,17 @@ class Model:
         if not len(stream):
             raise InputError("the text is empty; give one with at least a token")
         hidden = read_states(self.variant.network, stream, 0, len(stream))
-        retrieved = Retrieved.from_ids(*self.models.neighbours_of_text(stream), self.store.entries()).to(self.device)
+        retrieved = Retrieved.from_ids(*self._neighbours_of(stream), self.store.entries())
+        if self.combiner.uses_matches:
+            retrieved = self.models.add_matches(retrieved, reversed_contexts(stream, np.arange(len(stream))))
+        retrieved = retrieved.to(self.device)
         targets = torch.from_numpy(stream.tokens).to(self.device)
         texts = [self.tokeniser.spell(token) for token in stream.tokens.tolist()]
         return score_of(texts, score_variant(self.variant, hidden, targets, retrieved))
+
+    def _neighbours_of(self, stream: TokenStream) -> Neighbours:
+        """Returns the neighbours of every position of a text, if the model uses any."""
+        return self.models.neighbours_of_text(stream) if self.combiner.uses_neighbours else no_neighbours(len(stream))
 
     def score_files(self, paths: list[Path]) -> dict[str, Any]:
         """Returns perplexities of files that the memory does not hold: static and dynamic, as `spalm score` prints."""

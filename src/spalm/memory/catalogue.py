@@ -38,7 +38,7 @@ CREATE TABLE shards (
     id INTEGER PRIMARY KEY AUTOINCREMENT,
     batch INTEGER REFERENCES batches,   -- while that is being written
     entries INTEGER NOT NULL,
-    keys_sha256 TEXT NOT NULL,
+    keys_sha256 TEXT NOT NULL,          -- empty: its entries have no keys
     tokens_sha256 TEXT NOT NULL
 );
 CREATE TABLE extents (                  -- entries first_id ... first_id + entries - 1 are rows of a shard

@@ -1,6 +1,6 @@
 """The live entries of a memory at one version: rows in the order of their ids, read from the shards."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -65,9 +65,19 @@ class EntrySource:
 class Entries:
     """The live entries at one version. Later changes do not show, but compaction removes the files that it reads."""
 
-    def __init__(self, documents: LiveDocuments, runs: Int[np.ndarray, "runs 4"], shards: Shards):
-        """`runs`: (first id, number of entries, shard, row in it) of live entries, by rising id."""
+    def __init__(
+        self,
+        documents: LiveDocuments,
+        runs: Int[np.ndarray, "runs 4"],
+        shards: Shards,
+        without_keys: Sequence[int] = (),
+    ):
+        """`runs`: (first id, number of entries, shard, row in it) of live entries, by rising id.
+
+        `without_keys`: the shards whose entries have no keys.
+        """
         self.live_documents, self.runs, self._shards = documents, runs, shards
+        self._keyless = np.isin(runs[:, 2], list(without_keys))
         self.width = shards.width
         """Number of dimensions of a key."""
         self._ends = np.cumsum(runs[:, 1])
@@ -75,6 +85,13 @@ class Entries:
 
     def __len__(self) -> int:
         return int(self._ends[-1]) if len(self._ends) else 0
+
+    @cached_property
+    def with_keys(self) -> "Entries":
+        """The entries that have keys, which are those that a search for nearest contexts can find."""
+        if not self._keyless.any():
+            return self
+        return Entries(self.live_documents, self.runs[~self._keyless], self._shards)
 
     def labels(self, start: int, stop: int) -> Int[np.ndarray, "rows"]:
         """Returns the ids of rows `start` to `stop`."""

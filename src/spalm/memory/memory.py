@@ -3,7 +3,7 @@
     MEMORY/memory.json         what its keys are: the encoder, how it read, their width
     MEMORY/projection          float32, if keys are reduced: the mean, then the directions
     MEMORY/catalogue.sqlite    documents, shards, versions (see catalogue.py)
-    MEMORY/shards/N.keys       float16, a row for each entry (see shards.py)
+    MEMORY/shards/N.keys       float16, a row for each entry, where the entries have keys (see shards.py)
     MEMORY/shards/N.tokens     int32: the token that came next
     MEMORY/exact/              sorted contexts, by which exact matches are found (see exact/index.py)
 
@@ -32,7 +32,7 @@ from spalm.memory.compaction import rewrite_shards
 from spalm.memory.entries import Entries, LiveDocuments
 from spalm.memory.exact import ExactIndex
 from spalm.memory.projection import Projection
-from spalm.memory.shards import Shards
+from spalm.memory.shards import NO_KEYS, Shards
 from spalm.memory.verification import verify_file, verify_shards
 from spalm.settings import differences
 
@@ -148,7 +148,9 @@ class Memory:
         numbers, first_ids, counts = np.array([row[:3] for row in documents], np.int64).reshape(-1, 3).T
         extents = connection.execute("SELECT first_id, entries, shard, row FROM extents ORDER BY first_id").fetchall()
         runs = _overlap(first_ids, counts, np.array(extents, np.int64).reshape(-1, 4))
-        return Entries(LiveDocuments(numbers, first_ids, counts, [row[3] for row in documents]), runs, self.shards)
+        keyless = [row[0] for row in connection.execute("SELECT id FROM shards WHERE keys_sha256 = ?", [NO_KEYS])]
+        live = LiveDocuments(numbers, first_ids, counts, [row[3] for row in documents])
+        return Entries(live, runs, self.shards, without_keys=keyless)
 
     @property
     def digest(self) -> str:

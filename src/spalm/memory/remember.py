@@ -1,4 +1,7 @@
-"""Remembering: a stream of tokens is read by the encoder, and its entries are written shard by shard."""
+"""Remembering: the entries of a stream of tokens are written shard by shard.
+
+Their keys are computed by the encoder. Entries may also have no keys; then only exact matches find them.
+"""
 
 import hashlib
 import json
@@ -82,7 +85,7 @@ def _learn_projection(encoder: Encoder, stream: TokenStream, width: int) -> Proj
 
 def remember(
     memory: Memory,
-    encoder: Encoder,
+    encoder: Encoder | None,
     stream: TokenStream,
     source: dict[str, Any],
     *,
@@ -91,12 +94,14 @@ def remember(
 ) -> bool:
     """Adds the documents of `stream` to the memory; returns False if they, or some of them, are there already.
 
-    A killed run goes on after its last whole shard. The documents become visible together, when all are written.
+    Without an encoder the entries have no keys, and only exact matches find them. A killed run goes on after its last
+    whole shard. The documents become visible together, when all are written.
     `check` is called every few windows; an exception that it raises ends the work.
     """
     execution = execution or Execution()
     engine, restart = execution.engine, execution.restart
-    memory.require_same_keys({**encoder.identity, "width": memory.width})
+    if encoder is not None:
+        memory.require_same_keys({**encoder.identity, "width": memory.width})
     engine.refuse_unless_shared(memory.directory)
     with only_writer(memory.directory):
         memory.clear_leftovers()
@@ -104,9 +109,6 @@ def remember(
             say(f"{memory.directory}: remembered before, unchanged")
             return False
         batch, first_id = _claim(memory, source, len(stream), restart=restart)
-        stride = encoder.reading.stride
-        full = memory.shards.entries_per_shard
-        size = stride * max(1, min(full, encoder.entries_per_shard or full) // stride)
         done = _written(memory, batch)
         writer = _ShardWriter(memory, encoder, stream, memory.catalogue.next_shard())
         with bar(f"remember {len(stream.names):,} document(s)", len(stream), done) as shown:
@@ -115,11 +117,11 @@ def remember(
                 shown.advance(positions)
                 check()
 
-            shards = split_rows(done, len(stream), size)
+            shards = split_rows(done, len(stream), writer.shard_size)
             # In order, because a resumed run goes on after the last shard.
             for part, digests in in_order(engine.run_parts(writer, shards, progress, threads=engine.threads)):
                 _add_shard(memory, batch, first_id, part, shard=writer.shard(part), digests=digests)
-                shown.say(f"{part.last:,} entries of width {memory.width}")
+                shown.say(f"{part.last:,} entries of width {memory.width}" if encoder else f"{part.last:,} entries")
         _publish(memory, batch, first_id, stream)
     memory.exact.catch_up(execution)
     return True
@@ -160,7 +162,8 @@ class _ShardWriter(SentByFields):
     """The job of encoding a text and writing a shard for each part. A shard counts once the catalogue names it."""
 
     memory: Memory
-    encoder: Encoder
+    encoder: Encoder | None
+    """Reads the text to make keys; None: there are no keys."""
     stream: TokenStream
     first_shard: int
     """Number of the first part's shard."""
@@ -168,7 +171,15 @@ class _ShardWriter(SentByFields):
     @property
     def gpus(self) -> int:
         """Number of GPUs that the encoder computes on."""
-        return self.encoder.gpus
+        return 0 if self.encoder is None else self.encoder.gpus
+
+    @property
+    def shard_size(self) -> int:
+        """Number of entries of a shard: a multiple of the stride with which the encoder reads."""
+        if self.encoder is None:
+            return self.memory.shards.full_size("tokens")
+        stride, full = self.encoder.reading.stride, self.memory.shards.full_size("keys")
+        return stride * max(1, min(full, self.encoder.entries_per_shard or full) // stride)
 
     def shard(self, part: JobPart) -> int:
         """Returns the number of the shard that holds a part."""
@@ -177,8 +188,12 @@ class _ShardWriter(SentByFields):
     def __call__(self, part: JobPart, progress: ProgressCallback) -> tuple[str, str]:
         """Writes the shard of a part and returns the digests of its files."""
         memory, (first, last) = self.memory, (part.first, part.last)
+        tokens = self.stream.targets(np.arange(first, last))
+        if self.encoder is None:
+            progress(len(part))
+            return memory.shards.write(self.shard(part), None, tokens)
         keys = self.encoder.keys(self.stream, first, last, memory.keys_of, memory.width, progress=progress)
-        return memory.shards.write(self.shard(part), keys, self.stream.targets(np.arange(first, last)))
+        return memory.shards.write(self.shard(part), keys, tokens)
 
 
 def _add_shard(

@@ -1,6 +1,6 @@
 """The shards of a memory: immutable files that hold the keys and the tokens of entries, one row for each.
 
-SHARDS/N.keys      float16
+SHARDS/N.keys      float16; there is no such file where the entries have no keys
 SHARDS/N.tokens    int32
 """
 
@@ -23,7 +23,10 @@ from spalm.errors import InputError
 Column = Literal["keys", "tokens"]
 """Name of one of a shard's two files."""
 SHARD_BYTES = 64 << 20
-"""Size of a shard's keys. A kill while remembering loses the shards being made: one, or one for each worker."""
+"""Size of a shard's keys or, without them, of its tokens. A kill while remembering loses the shards being made: one, or
+one for each worker."""
+NO_KEYS = ""
+"""What the catalogue has in place of a digest for a shard whose entries have no keys."""
 _SHARD_FILE = re.compile(rf"(\d{{8,}})\.(?:keys|tokens)((?:\.[0-9a-f]+)?{re.escape(TEMPORARY)})?")
 """Name of a shard's file, finished or being written."""
 
@@ -42,10 +45,9 @@ class Shards:
         """Pickles only the path and the width: another process opens the files itself."""
         return Shards, (self.folder, self.width)
 
-    @property
-    def entries_per_shard(self) -> int:
-        """Number of entries of a full shard."""
-        return max(1, SHARD_BYTES // (2 * self.width))
+    def full_size(self, column: Column) -> int:
+        """Returns the number of entries of a full shard whose largest file is that of `column`."""
+        return max(1, SHARD_BYTES // self.bytes(column, 1))
 
     def path(self, column: Column, shard: int) -> Path:
         """Returns the path of one of a shard's files."""
@@ -77,10 +79,11 @@ class Shards:
             begin = first // PAGESIZE * PAGESIZE
             file.madvise(MADV_WILLNEED, begin, first + size - begin)
 
-    def write(self, shard: int, keys: np.ndarray, tokens: np.ndarray) -> tuple[str, str]:
+    def write(self, shard: int, keys: np.ndarray | None, tokens: np.ndarray) -> tuple[str, str]:
         """Puts a shard on disk, synced, and returns the digests of its files. It counts once the catalogue names it."""
         mark = f".{secrets.token_hex(4)}"  # a worker that was given up may still be writing the same shard
-        digests = self._write("keys", shard, keys, mark), self._write("tokens", shard, tokens, mark)
+        of_keys = NO_KEYS if keys is None else self._write("keys", shard, keys, mark)
+        digests = of_keys, self._write("tokens", shard, tokens, mark)
         folder = os.open(self.folder, os.O_RDONLY)
         os.fsync(folder)  # the catalogue must not name files whose own names a power cut can still undo
         os.close(folder)

@@ -8,12 +8,9 @@ from spalm.runs.recipe import PaperRow, Recipe, read_recipe, recipe_folder
 from spalm.runs.records import Records, keep_records, records_stage
 from spalm.runs.results import RESULTS, ResultRow, print_results, result_row, without_memory, write_results
 from spalm.runs.rows import (
-    DEFAULT_ROW,
-    GENERATING_ROWS,
     HELD_OUT,
     KEY_NETWORK,
     NETWORKS,
-    PREFERRED_ROWS,
     REFERENCE_ROW,
     ROWS,
     HeldOut,
@@ -25,8 +22,6 @@ from spalm.runs.run import Run
 from spalm.runs.significance import wilcoxon
 
 __all__ = [
-    "DEFAULT_ROW",
-    "GENERATING_ROWS",
     "Evaluation",
     "EvaluationSettings",
     "FinishedRun",
@@ -35,7 +30,6 @@ __all__ = [
     "KEY_NETWORK",
     "NETWORKS",
     "NetworkName",
-    "PREFERRED_ROWS",
     "PaperRow",
     "SplitPassage",
     "RECIPE",

@@ -65,6 +65,11 @@ class FinishedRun:
         """Names of the rows of the results, each once."""
         return list(dict.fromkeys(row["model"] for row in self.results))
 
+    @property
+    def default_row(self) -> RowName:
+        """The row that generates text and is served unless another is named: the last one."""
+        return self.rows[-1]
+
     @cached_property
     def corpus(self) -> Corpus:
         """The text as token arrays."""

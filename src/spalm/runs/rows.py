@@ -67,9 +67,3 @@ ROWS: dict[RowName, Row] = {
     )
 }
 """All rows, in the order of the table: first the paper's, then those beyond it."""
-GENERATING_ROWS: tuple[RowName, ...] = tuple(name for name, row in ROWS.items() if not row.uses_matches)
-"""The rows that generate text and are served."""
-PREFERRED_ROWS: tuple[RowName, ...] = tuple(reversed(GENERATING_ROWS))
-"""The rows that generate text, the most preferred first."""
-DEFAULT_ROW: RowName = PREFERRED_ROWS[0]
-"""The row that generates and is served unless another is named."""

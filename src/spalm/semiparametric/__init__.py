@@ -16,7 +16,7 @@ from spalm.semiparametric.matched import Matched, Matcher
 from spalm.semiparametric.model import Spalm
 from spalm.semiparametric.retrieval import Retrieved, Retriever, advance_neighbours
 from spalm.semiparametric.scorer import Scorer, mean_loss, score_positions
-from spalm.semiparametric.search import Search, open_search
+from spalm.semiparametric.search import MemorySearch, Search, open_search
 from spalm.semiparametric.training import SpalmModelSettings, SpalmSettings, TrainedSpalm, train_spalm
 
 __all__ = [
@@ -39,6 +39,7 @@ __all__ = [
     "Retrieved",
     "Retriever",
     "Scorer",
+    "MemorySearch",
     "Search",
     "Spalm",
     "SpalmModelSettings",

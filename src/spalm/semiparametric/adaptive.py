@@ -75,6 +75,11 @@ class MixtureWeights:
         """Weight of the base."""
         return self.log_sources[..., 0].exp()
 
+    @property
+    def log_shares_of_memory(self) -> Float[Tensor, "n sources"]:
+        """Logarithms of the weights of the neighbours and of each exact match within the memory's share."""
+        return self.log_sources[..., 1:].log_softmax(-1).nan_to_num(nan=-torch.inf)
+
 
 class AdaptiveMixture(nn.Module):
     """The small network that weighs the base, the neighbours and the exact matches.

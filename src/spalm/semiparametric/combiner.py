@@ -1,11 +1,12 @@
 """Combiners: all ways to bring the long-term memory into a prediction, behind one contract.
 
-A combiner takes hidden states of a network and the neighbours retrieved for the same positions, and returns
-probabilities of the whole vocabulary, the network's share in them, and the weights of the neighbours. Combiners nest:
-kNN-LM over the plain network is kNN-LM, over the gate it is SPALM + kNN.
+A combiner takes hidden states of a network and what was retrieved for the same positions, and returns probabilities of
+the whole vocabulary, the network's share in them, and the weights of what was retrieved. Combiners nest: kNN-LM over
+the plain network is kNN-LM, over the gate it is SPALM + kNN.
 """
 
-from dataclasses import dataclass
+from collections import defaultdict
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from jaxtyping import Float
@@ -16,6 +17,7 @@ from spalm.semiparametric.adaptive import AdaptiveMixture
 from spalm.semiparametric.examples import BaseOutputs
 from spalm.semiparametric.gate import Gate
 from spalm.semiparametric.knn import Knn
+from spalm.semiparametric.matched import Matched
 from spalm.semiparametric.retrieval import Retrieved
 
 
@@ -30,10 +32,39 @@ class CombinedPrediction:
     neighbour_weights: Float[Tensor, "n count"]
     """Weights of the neighbours within the memory's share, nearest first. There may be fewer columns than neighbours,
     as a combiner uses only the nearest ones."""
+    match_weights: Float[Tensor, "n levels occurrences"] | None = None
+    """Weights of the occurrences of exact matches within the memory's share, where the combiner uses them."""
+
+    def proposals(self, retrieved: Retrieved) -> list[tuple[int, int, float]]:
+        """Returns (id, token, weight) of each retrieved entry that has a weight at the first position.
+
+        An entry that is both a neighbour and an occurrence of an exact match has its whole weight.
+        """
+        count = min(self.neighbour_weights.shape[1], retrieved.ids.shape[1])
+        found = [(retrieved.ids[0, :count], retrieved.tokens[0, :count], self.neighbour_weights[0, :count])]
+        if self.match_weights is not None and retrieved.matched is not None:
+            found.append((retrieved.matched.ids[0], retrieved.matched.tokens[0], self.match_weights[0]))
+        tokens, weights = dict[int, int](), defaultdict[int, float](float)
+        for columns in found:
+            for id, token, weight in zip(*(column.flatten().tolist() for column in columns)):
+                if weight > 0:
+                    tokens[id] = token
+                    weights[id] += weight
+        return [(id, token, weights[id]) for id, token in tokens.items()]
 
 
 class Combiner(Protocol):
     """The contract that every way to use a memory fulfils."""
+
+    @property
+    def uses_neighbours(self) -> bool:
+        """Whether nearest contexts take part in the prediction."""
+        ...
+
+    @property
+    def uses_matches(self) -> bool:
+        """Whether exact matches take part in the prediction."""
+        ...
 
     def combine(
         self, model: LanguageModel, hidden: Float[Tensor, "n width"], retrieved: Retrieved
@@ -47,6 +78,8 @@ class Combiner(Protocol):
 
 class PlainCombiner:
     """The network alone: what every other combiner becomes without a memory."""
+
+    uses_neighbours = uses_matches = False
 
     def combine(
         self,
@@ -63,6 +96,7 @@ class GateCombiner:
     """SPALM: retrieved tokens enter the hidden state through the gate."""
 
     gate: Gate
+    uses_neighbours, uses_matches = True, False
 
     def combine(
         self, model: LanguageModel, hidden: Float[Tensor, "n width"], retrieved: Retrieved
@@ -77,6 +111,7 @@ class KnnCombiner:
 
     inner: Combiner
     knn: Knn
+    uses_neighbours, uses_matches = True, False
 
     def combine(
         self, model: LanguageModel, hidden: Float[Tensor, "n width"], retrieved: Retrieved
@@ -88,16 +123,29 @@ class KnnCombiner:
 
 @dataclass(frozen=True)
 class MixtureCombiner:
-    """The adaptive mixture: as kNN-LM, with a weight that depends on the position."""
+    """The adaptive mixture of another combiner with nearest contexts, exact matches or both."""
 
     inner: Combiner
     mixture: AdaptiveMixture
+
+    @property
+    def uses_neighbours(self) -> bool:
+        return self.mixture.neighbours > 0 or self.inner.uses_neighbours
+
+    @property
+    def uses_matches(self) -> bool:
+        return self.mixture.levels > 0
 
     def combine(
         self, model: LanguageModel, hidden: Float[Tensor, "n width"], retrieved: Retrieved
     ) -> CombinedPrediction:
         log_base = self.inner.combine(model, hidden, retrieved).log_probabilities
         retrieved = retrieved.nearest(self.mixture.neighbours).padded(self.mixture.neighbours)
+        if self.uses_matches and retrieved.matched is None:
+            retrieved = replace(retrieved, matched=Matched.nothing(len(hidden)).to(hidden.device))
         weights = self.mixture(BaseOutputs.of(hidden, log_base, retrieved), retrieved)
         mixed = self.mixture.log_probabilities(log_base, retrieved, weights)
-        return CombinedPrediction(mixed, weights.base_share, weights.neighbours * retrieved.present)
+        shares = weights.log_shares_of_memory.exp()
+        neighbours = shares[..., :1] * weights.neighbours * retrieved.present
+        matches = None if weights.matches is None else shares[..., 1:, None] * weights.matches
+        return CombinedPrediction(mixed, weights.base_share, neighbours, matches)

@@ -1,7 +1,7 @@
 """Inputs of the adaptive mixture at some positions: outputs of the base, what was retrieved, and the actual token."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
 
 import torch
@@ -79,6 +79,15 @@ class TrainingExamples:
 
     def __getitem__(self, which) -> "TrainingExamples":
         return TrainingExamples(self.base[which], self.retrieved[which], self.log_base[which], self.targets[which])
+
+    def without_matches(self) -> "TrainingExamples":
+        """Returns the examples without exact matches."""
+        return replace(self, base=replace(self.base, of_matched=None), retrieved=replace(self.retrieved, matched=None))
+
+    def without_neighbours(self) -> "TrainingExamples":
+        """Returns the examples without nearest contexts."""
+        base = replace(self.base, of_retrieved=self.base.of_retrieved[:, :0])
+        return replace(self, base=base, retrieved=self.retrieved.nearest(0))
 
     def batches(self, size: int) -> "Iterator[TrainingExamples]":
         """Yields the examples in batches of `size`, in order."""

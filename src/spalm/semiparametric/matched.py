@@ -9,7 +9,7 @@ from torch import Tensor
 
 from spalm.corpus import TokenSplit
 from spalm.memory import MISSING, Memory
-from spalm.memory.exact import LEAST_COUNTS, Excluded, Matches, reversed_contexts
+from spalm.memory.exact import LEAST_COUNTS, OCCURRENCES, Excluded, Matches, reversed_contexts
 
 LEVELS = len(LEAST_COUNTS)
 """Number of matches of each position: the longest, and shorter ones that stand at more places."""
@@ -36,6 +36,12 @@ class Matched:
         ids, tokens = (torch.from_numpy(array) for array in (matches.ids, matches.tokens))
         lengths, counts = (torch.from_numpy(array).float() for array in (matches.lengths, matches.counts))
         return cls(tokens.clamp_min(0), ids, lengths, counts)
+
+    @classmethod
+    def nothing(cls, rows: int) -> "Matched":
+        """Returns no matches at all for each of `rows` positions."""
+        ids, numbers = torch.full((rows, LEVELS, OCCURRENCES), MISSING), torch.zeros(rows, LEVELS)
+        return cls(torch.zeros_like(ids), ids, numbers, numbers)
 
     @property
     def present(self) -> Bool[Tensor, "*batch levels occurrences"]:

@@ -55,6 +55,11 @@ class Retrieved:
         near = self.tokens[..., :count], self.distances[..., :count], self.ids[..., :count]
         return Retrieved(*near, matched=self.matched)
 
+    def without_neighbours(self) -> "Retrieved":
+        """Returns the same columns with no neighbour in them; exact matches stay."""
+        nothing = torch.full_like(self.distances, torch.inf), torch.full_like(self.ids, MISSING)
+        return Retrieved(self.tokens, *nothing, matched=self.matched)
+
     def padded(self, count: int) -> "Retrieved":
         """Returns at least `count` columns; the added ones hold no neighbour."""
         missing = (0, max(0, count - self.tokens.shape[-1]))

@@ -1,6 +1,6 @@
-"""Live search of a memory: keys in, retrieved neighbours out."""
+"""Live search of a memory: keys and contexts in, nearest contexts and exact matches out."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +8,9 @@ import numpy as np
 from spalm.compute import half_of_machine_ram
 from spalm.errors import InputError
 from spalm.memory import Memory
+from spalm.memory.exact import ExactView, Excluded
 from spalm.neighbours import Exclusion, IndexKind, IndexSettings, Searcher, make_searcher, open_searcher
+from spalm.semiparametric.matched import Matched
 from spalm.semiparametric.retrieval import Retrieved
 
 _RECALL, _JUDGED = 0.95, 64
@@ -58,6 +60,43 @@ class Search:
         return np.concatenate(ids), np.concatenate(distances)
 
 
+@dataclass(frozen=True)
+class MemorySearch:
+    """A search of a memory's sources: nearest contexts, exact matches, or both."""
+
+    memory: Memory
+    nearest: Search | None
+    """Finds nearest contexts; None: there are none."""
+    exact: ExactView | None
+    """Finds exact matches; None: there are none."""
+    exclusion: Exclusion = OTHER_DOCUMENTS
+    """Entries that a position must not match if it is an entry itself."""
+
+    def __call__(self, keys: np.ndarray, contexts: np.ndarray, own: np.ndarray | None = None) -> Retrieved:
+        """Returns what the memory has for positions with these keys and contexts.
+
+        `own` holds the positions' ids if they are entries themselves; then exclusions apply.
+        """
+        found = Retrieved.empty(len(contexts)) if self.nearest is None else self.nearest(keys, own)
+        return found if self.exact is None else replace(found, matched=self.matches(contexts, own))
+
+    def matches(self, contexts: np.ndarray, own: np.ndarray | None = None) -> Matched:
+        """Returns the exact matches of some contexts."""
+        assert self.exact is not None
+        return Matched.of(self.exact.find(contexts, None if own is None else self._excluded(own)))
+
+    def _excluded(self, own: np.ndarray) -> Excluded:
+        """Returns the entries that each of these must not match."""
+        live = self.memory.entries().live_documents
+        document = live.index_of(own)
+        first = live.first_ids[document]
+        last = first + live.entries[document]
+        if self.exclusion.document:
+            return Excluded(first, last)
+        window = self.exclusion.window
+        return Excluded(np.maximum(first, own - window), np.minimum(last, own + window + 1))
+
+
 def open_search(memory: Memory, directory: Path, count: int) -> Search:
     """Returns a search through the index at `directory`, which is built if there is none that fits.
 
@@ -66,7 +105,7 @@ def open_search(memory: Memory, directory: Path, count: int) -> Search:
     try:
         searcher = open_searcher(memory, directory)[0]
     except InputError:
-        kind = _kind_for(len(memory.entries()), memory.width)
+        kind = _kind_for(len(memory.entries().with_keys), memory.width)
         settings = IndexSettings(kind, _RECALL, min(count, _JUDGED), seed=1)
         searcher = make_searcher(memory, directory, settings)[0]
     searcher.catch_up()

@@ -18,7 +18,7 @@ from spalm.compute import Execution, Hardware
 from spalm.corpus.tokeniser import BpeTokeniser
 from spalm.errors import InputError
 from spalm.generation import EncodedTokens, load_model
-from spalm.runs import GENERATING_ROWS
+from spalm.runs import ROWS
 from support.facts import write_documents
 from support.model_folders import TEXTS, rewrite
 from support.tiny_models import ARCHITECTURES
@@ -37,8 +37,8 @@ def test_the_auto_classes_know_it(attached_folder, finished, model, own_model):
     for folder, found in ((attached_folder, model), (finished.directory, own_model)):
         assert type(found) is SpalmForCausalLM
         assert type(AutoConfig.from_pretrained(folder)) is SpalmConfig
-    assert own_model.config.model == "spalm-adaptive"
-    assert own_model.memory_model.name.endswith("/spalm-adaptive")
+    assert own_model.config.model == "adaptive"
+    assert own_model.memory_model.name.endswith("/adaptive")
 
 
 def test_logits_are_log_probabilities(both):
@@ -81,20 +81,20 @@ def test_a_runs_texts_begin_after_the_start_symbol_given_or_not(own_model, own_t
     assert first[1] == int(given[0].argmax())
 
 
-@pytest.mark.parametrize("name", GENERATING_ROWS)
+@pytest.mark.parametrize("name", ROWS)
 def test_any_model_of_a_run_is_what_the_server_gives(finished, name):
     model = AutoModelForCausalLM.from_pretrained(finished.directory, model=name)
     opened = load_model(finished.directory, Hardware("cpu", 1), name)
     assert model.memory_model.name == opened.name
     prompt = opened.tokeniser.prompt(TEXTS[0])
-    encoded = opened.decoder().feed(prompt)
-    expected = opened.combiner.combine(opened.network, encoded.hidden, opened.search(encoded.keys)).log_probabilities
+    decoder = opened.decoder()
+    expected = decoder.predict(decoder.feed(prompt), prompt[-1])[0].log_probabilities
     found = model(torch.tensor([[opened.tokeniser.size, *prompt[1:]]])).logits[0, :, :-1]
     assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_a_model_that_a_run_has_not_is_refused(finished, attached_folder):
-    with pytest.raises(InputError, match="has spalm-adaptive"):
+    with pytest.raises(InputError, match="has adaptive"):
         SpalmForCausalLM.from_pretrained(finished.directory, model="gpt")
     with pytest.raises(InputError, match="is one model with its memory; leave it out"):
         SpalmForCausalLM.from_pretrained(attached_folder, model="spalm")
@@ -105,7 +105,7 @@ def test_a_run_of_before_gets_its_files(finished, tmp_path):
     for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
         (run / name).unlink(missing_ok=True)
     SpalmForCausalLM.from_pretrained(run)
-    assert AutoConfig.from_pretrained(run).model == "spalm-adaptive"
+    assert AutoConfig.from_pretrained(run).model == "adaptive"
     assert AutoTokenizer.from_pretrained(run)("ka1").input_ids
 
 
@@ -235,7 +235,7 @@ class Noted:
 
     def feed(self, tokens: list[int]) -> EncodedTokens:
         self.read += tokens
-        return EncodedTokens(torch.tensor(tokens)[:, None], np.array(tokens)[:, None])
+        return EncodedTokens(torch.tensor(tokens)[:, None], np.array(tokens)[:, None], np.array(tokens)[:, None])
 
     def copied(self) -> "Noted":
         return Noted(list(self.read))

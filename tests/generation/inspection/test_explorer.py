@@ -10,7 +10,7 @@ from spalm.corpus import tokeniser as tokenisers
 from spalm.errors import InputError
 from spalm.generation import AttachedModels
 from spalm.generation.inspection import CorpusPassage, Explorer, Switches
-from spalm.runs import GENERATING_ROWS
+from spalm.runs import ROWS
 
 MEMORY = ("knn-lm", "spalm", "spalm+knn", "spalm-adaptive")
 
@@ -31,10 +31,10 @@ def test_it_says_what_the_records_say(explorer, finished, place, rows):
     tokeniser, text = finished.corpus.tokeniser, finished.corpus.split("test")
     assert found["tokens"] == [token_in_text(tokeniser, token) for token in text.tokens[rows].tolist()]
     assert {"↵\n"} == {token for token in found["tokens"] if "\n" in token}
-    for model in GENERATING_ROWS:
+    for model in ROWS:
         kept = finished.records(model).log_probabilities("test")[rows]
         # The mixture learned from hidden states in half precision, and is given them whole here.
-        close = 2e-3 if model == "spalm-adaptive" else 1e-4
+        close = 2e-3 if ROWS[model].mixture == "adaptive" else 1e-4
         np.testing.assert_allclose(found["models"][model]["log_probabilities"], kept, atol=close, rtol=close)
     gates = finished.records("spalm").of("test", "gate")[rows].mean(1, dtype=np.float32)
     np.testing.assert_allclose(found["models"]["spalm"]["network"], gates, atol=1e-3)
@@ -68,6 +68,29 @@ def test_a_token_is_shown_with_its_neighbours(explorer, finished, place, rows):
         assert each["shown"] == visible_token(finished.corpus.tokeniser, int(train.tokens[each["id"]]))
         assert each["before"] == decode(train.tokens[max(begin, each["id"] - 24) : each["id"]].tolist())
         assert each["came"] == (each["shown"] == found["shown"])
+
+
+def test_a_token_is_shown_with_its_exact_matches(explorer, finished, place, rows):
+    text, train = finished.corpus.split("test"), finished.corpus.split("train")
+    held = [train.tokens[begin:end].tolist() for begin, end in zip(train.begins, train.ends)]
+    for position in (0, 20, 57):
+        found = explorer.token(place, position)["matches"]
+        assert found
+        for each in found:
+            context = text.tokens[rows[position] - each["length"] : rows[position]].tolist()
+            assert each["text"] == finished.corpus.tokeniser.decode(context)
+            size = len(context)
+            places = sum(
+                tokens[start : start + size] == context for tokens in held for start in range(len(tokens) - size + 1)
+            )
+            assert each["count"] == places
+            for at in each["places"]:
+                assert train.tokens[at["id"] - size : at["id"]].tolist() == context
+                assert 0 <= at["weights"]["exact"] <= 1
+        assert found[0]["places"][0]["weights"]["exact"] > 0
+        off = Switches(documents=frozenset(at["document_number"] for at in found[0]["places"]))
+        without = explorer.token(place, position, off)["matches"]
+        assert not {at["document_number"] for each in without for at in each["places"]} & off.documents
 
 
 def test_without_every_document_it_is_the_network_alone(explorer, finished, place):

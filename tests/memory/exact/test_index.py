@@ -32,9 +32,9 @@ def repeating(random: np.random.Generator, count: int, prefix: str) -> Texts:
     return {f"{prefix}-{number}": random.integers(0, 3, random.integers(1, 30)).tolist() for number in range(count)}
 
 
-def add(memory: Memory, texts: Texts, engine: LocalEngine | None = None) -> None:
-    text = stream(texts)
-    remember(memory, ENCODER, text, source_of_text(text), execution=Execution(cluster=engine, restart=True))
+def add(memory: Memory, texts: Texts, engine: LocalEngine | None = None, *, keys: bool = True) -> None:
+    text, encoder = stream(texts), ENCODER if keys else None
+    remember(memory, encoder, text, source_of_text(text), execution=Execution(cluster=engine, restart=True))
 
 
 def held(memory: Memory) -> dict[int, list[int]]:
@@ -226,7 +226,7 @@ def run_random_changes(directory: Path, seed: int, steps: int) -> None:
         change = random.choice(["add", "add", "forget", "forget", "compact", "reopen", "lose the index"])
         if change == "add":
             texts = repeating(random, int(random.integers(1, 6)), f"step-{step}")
-            add(memory, texts)
+            add(memory, texts, keys=bool(random.integers(2)))
             plain.add(texts)
         elif change == "forget" and plain.names:
             name = str(random.choice(list(plain.names)))

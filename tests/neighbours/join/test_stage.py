@@ -121,7 +121,7 @@ def test_a_memory_made_anew_is_another_memory(memory, encoder, corpus, tmp_path)
 
 def test_an_empty_memory_is_told(encoder, corpus, tmp_path):
     empty = open_memory(tmp_path / "empty", encoder, MemorySettings(), corpus.split("train"))
-    with pytest.raises(InputError, match="remembers nothing"):
+    with pytest.raises(InputError, match="holds no keys"):
         find_neighbours(empty, encoder, corpus, NeighbourSettings(), tmp_path / "neighbours", execution=EXECUTION)
 
 

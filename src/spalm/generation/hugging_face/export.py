@@ -16,7 +16,7 @@ from spalm.artifact import MANIFEST, TEMPORARY, only_writer
 from spalm.attachment import ATTACHED_FILE, Attached
 from spalm.corpus.to_tokenizers import to_fast_tokenizer
 from spalm.errors import InputError
-from spalm.runs import DEFAULT_ROW, RESULTS, FinishedRun
+from spalm.runs import RESULTS, FinishedRun
 
 CONFIG = "config.json"
 _BASE = "model"
@@ -50,7 +50,7 @@ def _export_run(run: FinishedRun) -> None:
     id = tokeniser.token_to_id(symbol)
     config = {
         **_KIND,
-        "model": DEFAULT_ROW,
+        "model": run.default_row,
         "vocab_size": max(tokeniser.get_vocab_size(), run.corpus.vocabulary),
         **{f"{role}_token_id": id for role in ("bos", "eos", "pad")},
     }

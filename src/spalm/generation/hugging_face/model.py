@@ -29,6 +29,7 @@ from spalm.generation.hugging_face.export import CONFIG, copy_model, export_for_
 from spalm.generation.load import load_model
 from spalm.generation.model import Model
 from spalm.lm.pretrained import PretrainedModel
+from spalm.memory.exact import BORDER, last_contexts
 from spalm.runs import RESULTS, FinishedRun
 from spalm.semiparametric import Retrieved
 
@@ -36,6 +37,8 @@ _ROWS = 256
 """Positions whose neighbours are held at a time."""
 _BASE_FIELDS = ("vocab_size", "max_position_embeddings", "hidden_size", "num_hidden_layers")
 """Fields of the base's configuration that programs for arbitrary models look up."""
+_TEXT = "spalm_text_ids"
+"""Attribute of a cache that holds the tokens read into it."""
 _PASSED_ON = ("attention_mask", "position_ids", "use_cache")
 """Arguments of `forward` that are passed on to a pretrained base."""
 
@@ -168,7 +171,9 @@ class SpalmForCausalLM(PreTrainedModel, GenerationMixin):
             given = {name: value for name, value in given.items() if value is not None}
             read = self.base.base_model(input_ids=input_ids, past_key_values=past_key_values, **given)
             mask, hidden, cache = mask[:, kept], read.last_hidden_state[:, kept], read.past_key_values
-            encoded = EncodedTokens(hidden[mask], self.memory_model.store.keys_of(hidden[mask]))
+            contexts = self._contexts(input_ids, attention_mask, cache, options.get("text_ids"))
+            contexts = contexts[:, kept][mask.cpu().numpy()]
+            encoded = EncodedTokens(hidden[mask], self.memory_model.store.keys_of(hidden[mask]), contexts)
         else:
             cache = past_key_values or BatchCache(self.memory_model, len(input_ids), self.config.bos_token_id)
             encoded, mask = self._read_on(input_ids, mask, kept, cache)
@@ -183,6 +188,34 @@ class SpalmForCausalLM(PreTrainedModel, GenerationMixin):
         cache = None if options.get("use_cache") is False else cache
         return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=cache)  # pyright: ignore
 
+    def prepare_inputs_for_generation(self, input_ids: Tensor, **kwargs: Any) -> dict[str, Any]:  # pyright: ignore
+        """Returns the arguments of `forward`, among them all tokens so far, of which exact matches need the last.
+
+        The name `kwargs` tells transformers that arguments of `forward` are passed on.
+        """
+        inputs = super().prepare_inputs_for_generation(input_ids, **kwargs)  # pyright: ignore
+        return {**inputs, "text_ids": input_ids}
+
+    def _contexts(
+        self, input_ids: Tensor, attention_mask: Tensor | None, cache: Any, text_ids: Tensor | None
+    ) -> np.ndarray:
+        """Returns the queries for exact matches of a batch's positions.
+
+        The tokens before those that are read now are `text_ids` or, if a program calls `forward` itself, those that
+        were read into the same cache before.
+        """
+        if text_ids is None:
+            before = getattr(cache, _TEXT, input_ids[:, :0])
+            text_ids = torch.cat([before, input_ids], 1)
+            if cache is not None:
+                if cache.get_seq_length() != text_ids.shape[1] and self.memory_model.combiner.uses_matches:
+                    raise ValueError("the cache was filled elsewhere; give `text_ids`, all tokens up to the last")
+                setattr(cache, _TEXT, text_ids)
+        numbers = (text_ids + 1).cpu().numpy()
+        if attention_mask is not None and attention_mask.shape == text_ids.shape:
+            numbers = np.where(attention_mask.cpu().numpy() != 0, numbers, BORDER)
+        return np.stack([last_contexts(row, input_ids.shape[1]) for row in numbers])
+
     def _read_on(
         self, ids: Tensor, mask: Tensor, kept: slice | Tensor, cache: BatchCache
     ) -> tuple[EncodedTokens, Tensor]:
@@ -194,13 +227,16 @@ class SpalmForCausalLM(PreTrainedModel, GenerationMixin):
         number = (mask.cumsum(1) - 1)[:, kept]  # index of a token among those of its text
         mask = mask[:, kept]
         wanted = [(each, row[here].tolist()) for each, row, here in zip(encoded, number, mask)]
-        hidden = torch.cat([each.hidden[numbers] for each, numbers in wanted])
-        return EncodedTokens(hidden, np.concatenate([each.keys[numbers] for each, numbers in wanted])), mask
+        return EncodedTokens.concatenate([each[numbers] for each, numbers in wanted]), mask
 
     def _log_probabilities(self, encoded: EncodedTokens) -> Tensor:
         """Returns log p of the vocabulary. A symbol that the configuration adds to it never occurs: its p is 0."""
         model = self.memory_model
-        retrieved = model.search(encoded.keys) if self.use_memory else Retrieved.empty(len(encoded))
+        retrieved = Retrieved.empty(len(encoded))
+        if self.use_memory and model.combiner.uses_neighbours:
+            retrieved = model.search(encoded.keys)
+        if self.use_memory and model.combiner.uses_matches:
+            retrieved = model.models.add_matches(retrieved, encoded.contexts)
         combined = model.combiner.combine(model.network, encoded.hidden, retrieved.to(model.device))
         missing = self.config.vocab_size - combined.log_probabilities.shape[-1]
         return F.pad(combined.log_probabilities, (0, missing), value=-torch.inf)

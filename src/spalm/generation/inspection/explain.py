@@ -16,12 +16,10 @@ class LikelyToken:
 
 @dataclass(frozen=True)
 class ExplainedNeighbour:
-    """An entry of the memory that was near, and where it comes from."""
+    """An entry of the memory that was near or follows an exact match, and where it comes from."""
 
     token: str
     """The token that followed the entry."""
-    distance: float
-    """Squared distance of the entry's key."""
     document: str
     offset: int
     """Position in the document, in tokens."""
@@ -30,7 +28,22 @@ class ExplainedNeighbour:
     after: str
     """Text after the token."""
     weight: float
-    """Weight of the entry among the neighbours."""
+    """Weight of the entry within the memory's share."""
+    distance: float | None = None
+    """Squared distance of the entry's key; None for a place of an exact match."""
+
+
+@dataclass(frozen=True)
+class ExplainedMatch:
+    """A piece of text before a position that stands word for word in the memory."""
+
+    text: str
+    length: int
+    """Number of its tokens."""
+    count: int
+    """Number of places where it stands."""
+    places: list[ExplainedNeighbour]
+    """Some of these places, and what followed there."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +61,8 @@ class ExplainedPosition:
     """The likeliest tokens, with the memory."""
     neighbours: list[ExplainedNeighbour]
     """Neighbours, nearest first."""
+    matches: list[ExplainedMatch]
+    """Exact matches of the text before the token, longest first."""
 
 
 def explain_tokens(explorer: Explorer, variant: str, text: str) -> list[dict[str, Any]]:
@@ -62,15 +77,21 @@ def explain_tokens(explorer: Explorer, variant: str, text: str) -> list[dict[str
 def explain_position(explorer: Explorer, variant: str, text: str, position: int) -> ExplainedPosition:
     """Returns what the memory does at one token of a text."""
     found = explorer.token(text, position)
-    kept = ("token", "distance", "document", "offset", "before", "after")
+    kept = ("token", "document", "offset", "before", "after")
+
+    def entry(found: dict[str, Any]) -> ExplainedNeighbour:
+        weight = found["weights"].get(variant, 0.0)
+        return ExplainedNeighbour(**{name: found[name] for name in kept}, weight=weight, distance=found.get("distance"))
+
     return ExplainedPosition(
         position=position,
         token=found["shown"],
         probability=found["probability"][variant],
         network=found["network"][variant],
         likely=[LikelyToken(each["shown"], each["probability"]) for each in found["likely"][variant]],
-        neighbours=[
-            ExplainedNeighbour(**{name: each[name] for name in kept}, weight=each["weights"].get(variant, 0.0))
-            for each in found["neighbours"]
+        neighbours=[entry(each) for each in found["neighbours"]],
+        matches=[
+            ExplainedMatch(each["text"], each["length"], each["count"], [entry(place) for place in each["places"]])
+            for each in found["matches"]
         ],
     )

@@ -26,9 +26,12 @@ from spalm.generation.trace import sources_of
 from spalm.memory import Entries
 from spalm.memory.exact import LEAST
 from spalm.runs import HeldOut
+from spalm.semiparametric import Matched
 
 _LISTED = 16
 """Number of neighbours shown for a token."""
+_PLACES = 4
+"""Number of places shown for an exact match."""
 _LIKELY = 6
 """Number of likely tokens shown for each model."""
 _BEFORE, _AFTER = 24, 12
@@ -37,7 +40,7 @@ _BEFORE, _AFTER = 24, 12
 
 @dataclass(frozen=True)
 class _Target:
-    """A position that is explained: its actual token, and the weights of its neighbours by model and entry."""
+    """A position that is explained: its actual token, and the weights in the memory's share by model and entry."""
 
     token: int
     weights: dict[str, dict[int, float]]
@@ -91,7 +94,7 @@ class Explorer:
             read = self._reader.read(passage)
         entries = self.models.memory.entries()
         live = entries.live_documents
-        own = [] if read.own_document is None else [read.own_document]
+        own = [] if read.own is None else [read.own.start]
         left_out = np.concatenate([live.first_ids[np.isin(live.numbers, list(off.documents))], np.array(own, np.int64)])
         spans = self.models.memory.exact.current().trace(read.tokens, LEAST, left_out)
         return {
@@ -110,7 +113,7 @@ class Explorer:
     def _scores(self, read: ReadPassage, off: Switches) -> dict[str, dict[str, list[float]]]:
         """Returns the scores of every token, by model and kind of score."""
         device = self.models.device
-        retrieved = read.retrieved(slice(None), off, self.models.memory.entries()).to(device)
+        retrieved = read.retrieved(slice(None), off, self.models.memory).to(device)
         targets = torch.from_numpy(read.tokens).to(device)
         found = {}
         for variant in read.variants:
@@ -123,20 +126,19 @@ class Explorer:
 
     @torch.inference_mode()
     def token(self, passage: Passage, position: int, off: Switches = EVERYTHING_ON) -> dict[str, Any]:
-        """Returns what every model thought likely at one token, and where its neighbours come from."""
+        """Returns what every model thought likely at one token, and where its neighbours and matches come from."""
         with self._working:
             read = self._reader.read(passage)
             if not 0 <= position < len(read.tokens):
                 raise InputError(f"position {position}: the passage has {len(read.tokens):,} tokens")
             entries, rows = self.models.memory.entries(), slice(position, position + 1)
-            here = read.retrieved(rows, off, entries).to(self.models.device)
+            here = read.retrieved(rows, off, self.models.memory).to(self.models.device)
             combined = {
                 each.name: each.combiner.combine(each.network.model, read.hidden[each.network.name][rows], here)
                 for each in read.variants
             }
-        ids = here.ids[0].tolist()
         weights = {
-            each.name: dict(zip(ids, combined[each.name].neighbour_weights[0].tolist()))
+            each.name: {id: weight for id, _, weight in combined[each.name].proposals(here)}
             for each in read.variants
             if each.has_memory
         }
@@ -150,6 +152,7 @@ class Explorer:
             },
             "network": {name: _round(float(each.network_share[0])) for name, each in combined.items()},
             "neighbours": self._neighbours(read, position, target, off, entries),
+            "matches": [] if here.matched is None else self._matches(read, position, here.matched, target),
         }
 
     def _likely(self, log_probabilities: Tensor, target: _Target) -> list[dict[str, Any]]:
@@ -177,8 +180,27 @@ class Explorer:
                 break
         return found
 
+    def _matches(self, read: ReadPassage, position: int, matched: Matched, target: _Target) -> list[dict[str, Any]]:
+        """Returns the exact matches of a position, longest first: their text, and some places where it stands."""
+        entries, found = self.models.memory.entries(), []
+        lengths, counts = matched.lengths[0].int().tolist(), matched.counts[0].int().tolist()
+        for level, (length, count) in enumerate(zip(lengths, counts)):
+            ids = matched.ids[0, level][matched.present[0, level]].tolist()
+            if not ids or length in lengths[:level]:
+                continue
+            context = read.contexts[position, :length][::-1] - 1
+            found.append(
+                {
+                    "length": length,
+                    "count": count,
+                    "text": self.models.tokeniser.decode(context.tolist()),
+                    "places": [{**self._neighbour(entries, id, target), "on": True} for id in ids[:_PLACES]],
+                }
+            )
+        return found
+
     def _neighbour(self, entries: Entries, id: int, target: _Target) -> dict[str, Any]:
-        """Returns a neighbour with its weights, its document and the text around it."""
+        """Returns an entry with its weights, its document and the text around it."""
         tokeniser, source = self.models.tokeniser, entries.source(id)
         assert source is not None
         around = entries.around(id, _BEFORE, _AFTER).tolist()

@@ -4,7 +4,7 @@ Switching neighbours off or on then computes only the probabilities again.
 """
 
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -13,10 +13,11 @@ from torch import Tensor
 from spalm.errors import InputError
 from spalm.generation.models import ModelSet, Variant
 from spalm.generation.score import read_states, stream_of_text
-from spalm.memory import Entries, source_of_split
+from spalm.memory import MISSING, Entries, Memory, source_of_split
+from spalm.memory.exact import Excluded, reversed_contexts
 from spalm.neighbours import drop_neighbours
 from spalm.runs import HeldOut
-from spalm.semiparametric import Retrieved
+from spalm.semiparametric import Matched, Retrieved
 
 LONGEST = 2000
 """Number of tokens of the longest passage."""
@@ -64,8 +65,10 @@ class ReadPassage:
     """Hidden states, by the name of the network."""
     ids: np.ndarray
     distances: np.ndarray
-    own_document: int | None = None
-    """Id of the first entry of the passage's own document, if the memory holds that."""
+    contexts: np.ndarray
+    """The tokens before each position, by which exact matches are found (see `reversed_contexts`)."""
+    own: range | None = None
+    """Ids of the entries of the passage's own document, if the memory holds that."""
 
     def off(self, rows: slice | int, switches: Switches, entries: Entries) -> np.ndarray:
         """Returns which neighbours of some positions are switched off or forgotten."""
@@ -73,10 +76,24 @@ class ReadPassage:
         dead = (entries.rows(ids) < 0) | np.isin(ids, list(switches.entries))
         return dead | np.isin(entries.live_documents.numbers_of(ids), list(switches.documents))
 
-    def retrieved(self, rows: slice, switches: Switches, entries: Entries) -> Retrieved:
-        """Returns the neighbours that are on; further ones move up, as if those that are off had been forgotten."""
+    def retrieved(self, rows: slice, switches: Switches, memory: Memory) -> Retrieved:
+        """Returns what is on; further neighbours move up, as if what is off had been forgotten."""
+        entries = memory.entries()
         off = self.off(rows, switches, entries)
-        return Retrieved.from_ids(*drop_neighbours(self.ids[rows], self.distances[rows], off), entries)
+        found = Retrieved.from_ids(*drop_neighbours(self.ids[rows], self.distances[rows], off), entries)
+        if not any(each.combiner.uses_matches for each in self.variants):
+            return found
+        return replace(found, matched=self._matched(rows, switches, memory))
+
+    def _matched(self, rows: slice, switches: Switches, memory: Memory) -> Matched:
+        """Returns the exact matches that are on; nothing of the passage's own document is found."""
+        live, contexts = memory.entries().live_documents, self.contexts[rows]
+        view = memory.exact.current().without(live.first_ids[np.isin(live.numbers, list(switches.documents))])
+        bounds = (self.own.start, self.own.stop) if self.own else (0, 0)
+        excluded = Excluded(*(np.full(len(contexts), bound) for bound in bounds)) if self.own else None
+        matched = Matched.of(view.find(contexts, excluded))
+        matched.ids[torch.isin(matched.ids, torch.tensor(list(switches.entries), dtype=torch.long))] = MISSING
+        return matched
 
 
 class PassageReader:
@@ -109,7 +126,9 @@ class PassageReader:
         variants = self._models.variants()
         networks = {each.network.name: each.network for each in variants}
         states = {name: read_states(network, stream, 0, len(stream)) for name, network in networks.items()}
-        return ReadPassage(_TITLE, stream.tokens, variants, states, *self._models.neighbours_of_text(stream))
+        neighbours = self._models.neighbours_of_text(stream)
+        contexts = reversed_contexts(stream, np.arange(len(stream)))
+        return ReadPassage(_TITLE, stream.tokens, variants, states, *neighbours, contexts)
 
     def _read_corpus(self, place: CorpusPassage) -> ReadPassage:
         text = self._models.corpus.split(place.split)
@@ -129,5 +148,6 @@ class PassageReader:
         title = f"{name} ({place.split}), from token {place.offset:,}"
         neighbours = self._models.neighbours_of_split(place.split, rows)
         remembered = self._models.memory.first_id(source_of_split(self._models.corpus, place.split))
-        own = None if remembered is None else remembered + begin
-        return ReadPassage(title, text.targets(rows), variants, states, *neighbours, own_document=own)
+        own = None if remembered is None else range(remembered + begin, remembered + end)
+        contexts = reversed_contexts(text, rows)
+        return ReadPassage(title, text.targets(rows), variants, states, *neighbours, contexts, own)

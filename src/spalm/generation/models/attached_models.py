@@ -5,8 +5,8 @@ from functools import cached_property
 import numpy as np
 import torch
 
-from spalm.attachment import Attached
-from spalm.generation.models.model_set import ModelSet, Neighbours, Network, Variant
+from spalm.attachment import ALWAYS_SEARCH, Attached
+from spalm.generation.models.model_set import ModelSet, Neighbours, Network, Variant, no_neighbours
 from spalm.memory import Encoder, source_of_split
 from spalm.runs import HeldOut
 from spalm.semiparametric import Search
@@ -20,8 +20,9 @@ class AttachedModels(ModelSet):
         self.directory, self.title = attached.directory, attached.directory.resolve().name
         self.corpus, self.memory, self.default = attached.corpus, attached.memory, attached.settings.combiner
         self.chat_template_folder = attached.directory
-        self.threshold = attached.combiner_artifact.facts["threshold"]
-        self.policy = attached.policy if attached.settings.search < 1 else None
+        self.policy, self.threshold = None, ALWAYS_SEARCH
+        if attached.has_keys and attached.settings.search < 1:
+            self.policy, self.threshold = attached.policy, attached.combiner_artifact.facts["threshold"]
 
     @property
     def names(self) -> list[str]:
@@ -38,6 +39,10 @@ class AttachedModels(ModelSet):
     def encoder(self) -> Encoder:
         return self.attached.base.encoder
 
+    @property
+    def encoder_of_documents(self) -> Encoder | None:
+        return self.attached.encoder_of_documents
+
     @cached_property
     def search(self) -> Search:
         return self.attached.search
@@ -51,7 +56,9 @@ class AttachedModels(ModelSet):
 
     def neighbours_of_split(self, split: HeldOut, rows: np.ndarray) -> Neighbours:
         """Returns neighbours from other documents. A position's own is excluded, as the memory holds dev and test."""
-        memory, entries = self.memory, self.memory.entries()
+        if not self.has_keys:
+            return no_neighbours(len(rows))
+        memory, entries = self.memory, self.memory.entries().with_keys
         first = memory.first_id(source_of_split(self.corpus, split))
         if first is not None and (entries.rows(first + rows) >= 0).all():
             return self.search.find(entries.take(entries.rows(first + rows)), own=first + rows)

@@ -1,7 +1,7 @@
 """The models that one directory holds. They share the text, the memory and its index; each is opened once."""
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -14,10 +14,15 @@ from spalm.errors import InputError
 from spalm.lm import LanguageModel, Reading
 from spalm.memory import Encoder, Memory
 from spalm.runs import HeldOut
-from spalm.semiparametric import Combiner, PlainCombiner, Search
+from spalm.semiparametric import Combiner, Matched, PlainCombiner, Retrieved, Search
 
 Neighbours = tuple[np.ndarray, np.ndarray]
 """Ids of entries and their squared distances, nearest first, a row for each position."""
+
+
+def no_neighbours(rows: int) -> Neighbours:
+    """Returns no neighbours at all for each of `rows` positions."""
+    return np.zeros((rows, 0), np.int64), np.zeros((rows, 0), np.float32)
 
 
 @dataclass(frozen=True)
@@ -86,6 +91,11 @@ class ModelSet(ABC):
     def encoder(self) -> Encoder:
         """Computes keys of texts: of queries, and of documents that are to be remembered."""
 
+    @property
+    def encoder_of_documents(self) -> Encoder | None:
+        """Makes the keys of documents that are added to the memory; None: they get no keys."""
+        return self.encoder
+
     @cached_property
     @abstractmethod
     def search(self) -> Search:
@@ -96,9 +106,20 @@ class ModelSet(ABC):
         """Returns the neighbours of positions of dev or test, without anything of their own documents."""
 
     def neighbours_of_text(self, stream: TokenStream) -> Neighbours:
-        """Returns the neighbours of every position of a text."""
+        """Returns the neighbours of every position of a text; none at all where the memory has no keys."""
+        if not self.has_keys:
+            return no_neighbours(len(stream))
         keys = self.encoder.keys(stream, 0, len(stream), self.memory.keys_of, self.memory.width)
         return self.search.find(keys)
+
+    @property
+    def has_keys(self) -> bool:
+        """Whether the memory has keys, without which there are no nearest contexts."""
+        return len(self.memory.entries().with_keys) > 0
+
+    def add_matches(self, retrieved: Retrieved, contexts: np.ndarray) -> Retrieved:
+        """Returns what was retrieved for some positions with the exact matches of their contexts."""
+        return replace(retrieved, matched=Matched.of(self.memory.exact.current().find(contexts)))
 
     @property
     def tokeniser(self) -> Tokeniser:

@@ -11,13 +11,12 @@ from spalm.generation.models.model_set import ModelSet, Neighbours, Network, Var
 from spalm.lm import Reading
 from spalm.memory import Encoder, encoder_of
 from spalm.runs import (
-    DEFAULT_ROW,
-    GENERATING_ROWS,
     ROWS,
     FinishedRun,
     HeldOut,
     NetworkName,
     Row,
+    RowName,
     load_mixture,
     mixture_file,
 )
@@ -35,8 +34,9 @@ from spalm.semiparametric import (
 )
 
 _INDEX = "index"
-_MIXTURES = 3
-"""Number of adaptive mixtures of a run: one for each half of dev, and one for everything else."""
+_MIXTURES = 9
+"""Number of adaptive mixtures of a run that are kept loaded. Each row has three: one for each half of dev, and one for
+everything else."""
 
 
 class RunModels(ModelSet):
@@ -44,14 +44,14 @@ class RunModels(ModelSet):
 
     def __init__(self, run: FinishedRun, hardware: Hardware):
         self.run, self._hardware = run, hardware
-        self.directory, self.title, self.default = run.directory, run.title, DEFAULT_ROW
+        self.directory, self.title, self.default = run.directory, run.title, run.default_row
         self.corpus, self.memory = run.corpus, run.memory
         self._networks: dict[NetworkName, Network] = {}
         self._mixture = lru_cache(_MIXTURES)(self._load_mixture)
 
     @property
     def names(self) -> list[str]:
-        return list(GENERATING_ROWS)
+        return list(self.run.rows)
 
     def model_name(self, variant: str) -> str:
         return f"{self.directory.resolve().name}/{variant}"
@@ -95,11 +95,12 @@ class RunModels(ModelSet):
         if row.mixture == "knn":
             return KnnCombiner(inner, Knn(**self.run.records(row.name).facts["knn"]))
         if row.mixture == "adaptive":
-            return MixtureCombiner(inner, self._mixture(mixture_file(self.run.records(row.name), split, position)))
+            file = mixture_file(self.run.records(row.name), split, position)
+            return MixtureCombiner(inner, self._mixture(row.name, file))
         return inner
 
-    def _load_mixture(self, file: str) -> AdaptiveMixture:
-        return load_mixture(self.run.records("spalm-adaptive"), file).to(self.device)
+    def _load_mixture(self, row: RowName, file: str) -> AdaptiveMixture:
+        return load_mixture(self.run.records(row), file).to(self.device)
 
     def _reading(self, name: NetworkName) -> Reading:
         """Returns the way of reading with which the records of a network were made."""

@@ -7,13 +7,16 @@ from spalm.memory.exact.matches import (
     OCCURRENCES,
     Excluded,
     Matches,
+    last_contexts,
     reversed_context,
     reversed_contexts,
 )
+from spalm.memory.exact.suffixes import BORDER
 from spalm.memory.exact.trace import LEAST, NO_DOCUMENTS, VerbatimSpan
 from spalm.memory.exact.view import ExactView
 
 __all__ = [
+    "BORDER",
     "LEAST",
     "LEAST_COUNTS",
     "LONGEST",
@@ -24,6 +27,7 @@ __all__ = [
     "Excluded",
     "Matches",
     "VerbatimSpan",
+    "last_contexts",
     "reversed_context",
     "reversed_contexts",
 ]

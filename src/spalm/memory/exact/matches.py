@@ -57,12 +57,19 @@ def reversed_contexts(
     return contexts
 
 
-def reversed_context(tokens: list[int], length: int = LONGEST) -> Int[np.ndarray, "1 length"]:
+def reversed_context(tokens: list[int]) -> Int[np.ndarray, "1 length"]:
     """Returns the query of the position after a text."""
-    context = np.zeros((1, length), np.int64)
-    last = np.array(tokens[-length:][::-1], np.int64)
-    context[0, : len(last)] = last + 1
-    return context
+    return last_contexts(np.array(tokens, np.int64) + 1, 1)
+
+
+def last_contexts(numbers: Int[np.ndarray, "tokens"], count: int) -> Int[np.ndarray, "count length"]:
+    """Returns the queries of the positions after each of the last `count` tokens of a text.
+
+    Every number is one higher than the token's id; 0 is a border, which no match extends across.
+    """
+    padded = np.concatenate([np.zeros(LONGEST, np.int64), numbers])
+    windows = np.lib.stride_tricks.sliding_window_view(padded, LONGEST)
+    return np.ascontiguousarray(windows[len(windows) - count :, ::-1])
 
 
 class SearchedContexts:

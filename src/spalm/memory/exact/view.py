@@ -20,6 +20,20 @@ class ExactView:
 
     shards: list[SearchedContexts]
 
+    def without(self, documents: Int[np.ndarray, "documents"]) -> "ExactView":
+        """Returns a view that does not find these documents, given by the ids of their first entries."""
+        found = []
+        for shard in self.shards:
+            kept = ~np.isin(shard.contexts.first_ids, documents)
+            if kept.any():
+                found.append(shard if kept.all() else SearchedContexts(shard.contexts.only(kept)))
+        return ExactView(found)
+
+    def below(self, id: int) -> "ExactView":
+        """Returns a view that finds only documents whose entries have lower ids than this."""
+        later = [shard.contexts.first_ids[shard.contexts.first_ids >= id] for shard in self.shards]
+        return self.without(np.concatenate(later)) if any(map(len, later)) else self
+
     def find(self, queries: Int[np.ndarray, "n length"], excluded: Excluded | None = None) -> Matches:
         """Returns the matches of some queries (see `reversed_contexts`)."""
         if len(queries) <= _QUERIES:

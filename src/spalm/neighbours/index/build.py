@@ -103,9 +103,9 @@ def make_searcher(
 ) -> tuple[Searcher, IndexDescription]:
     """Builds an index of the memory, raises its effort until the recall is reached, and saves it."""
     kind, seed = settings.kind, settings.seed
-    entries = memory.entries()
+    entries = memory.entries().with_keys
     if not len(entries):
-        raise InputError(f"{memory.directory} remembers nothing; add documents with `spalm remember`")
+        raise InputError(f"{memory.directory} holds no keys; add documents with `spalm remember`")
     directory.mkdir(parents=True, exist_ok=True)
     with only_writer(directory), thread_map(engine.requested_threads) as parallel:
         work = _work(directory, memory, seed)

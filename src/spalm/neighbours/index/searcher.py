@@ -46,7 +46,7 @@ class Searcher:
         lower ids are found, as if nothing had been remembered since.
         """
         self.searched += len(queries)
-        entries = self.memory.entries()
+        entries = self.memory.entries().with_keys
         own = np.full(len(queries), NOT_AN_ENTRY) if own is None else own
         excluded = query_exclusion(entries, own, exclusion)
         last = len(entries) if below is None else entries.first_row(below)
@@ -89,13 +89,14 @@ class Searcher:
         Returns False if nothing can be added to this kind of index: then it should be built again when too many entries
         have to be searched exactly.
         """
-        entries = self.memory.entries()
+        everything = self.memory.entries()
+        entries = everything.with_keys
         end = len(entries)
         for start, stop in chunks(entries.first_row(self.next_id), end, _BLOCK):
             if not self.index.add(entries.labels(start, stop), entries.keys(start, stop)):
                 return False
         self.next_id = max(self.next_id, int(entries.ids(np.array([end - 1]))[0]) + 1 if end else 0)
-        if len(gaps := entries.gaps(self.next_id)):
+        if len(gaps := everything.gaps(self.next_id)):
             self.index.delete(gaps)
         return True
 

@@ -37,9 +37,9 @@ def find_neighbours(
 
     def fill(draft: Draft) -> tuple[dict[str, Any], list[str]]:
         splits = [corpus.split(split) for split in SPLITS]
-        entries = memory.entries()
+        entries = memory.entries().with_keys
         if not len(entries):
-            raise InputError(f"{memory.directory} remembers nothing; add documents with `spalm remember`")
+            raise InputError(f"{memory.directory} holds no keys; add documents with `spalm remember`")
         join = BulkJoin(entries, settings, draft.directory, draft.scratch("work"), budget=budget, engine=engine)
         held_out = sum(len(text) for text in splits if text.split != "train")
         join.announce(len(splits[0]), held_out)

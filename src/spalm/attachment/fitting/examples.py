@@ -1,11 +1,11 @@
 """Examples from which a combiner learns, on which it is calibrated, and on which it is measured.
 
-The mixture learns from training positions whose neighbours are from other documents. A frozen model was not trained on
-them, so they are as new to it as dev.
+The mixture learns from training positions for which only other documents are searched. A frozen model was not trained
+on them, so they are as new to it as dev.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -16,9 +16,9 @@ from spalm.attachment.dynamic import nearest_in_past
 from spalm.attachment.settings import AttachSettings
 from spalm.console import bar
 from spalm.corpus import Corpus, TokenStream
-from spalm.memory import Memory
+from spalm.memory.exact import reversed_contexts
 from spalm.runs import HELD_OUT
-from spalm.semiparametric import BaseOutputs, Retrieved, Search, TrainingExamples, advance_neighbours
+from spalm.semiparametric import BaseOutputs, MemorySearch, Retrieved, TrainingExamples, advance_neighbours
 
 _BATCH = 256
 """Positions whose distributions over the vocabulary are in memory at a time."""
@@ -28,6 +28,15 @@ _QUESTION_SHARE = 5
 """Number of training positions for each position that is learned from as part of a question."""
 _QUESTION_TOKENS, _LEAST_CONTEXT = 48, 6
 """Number of tokens of a question, and the offset in it of the first position that is learned from."""
+
+
+@dataclass(frozen=True)
+class LearnedText:
+    """The training documents from which the combiner learns."""
+
+    text: TokenStream
+    first_id: int
+    """Id of the entry of its first position; the others follow."""
 
 
 @dataclass(frozen=True)
@@ -43,46 +52,72 @@ class ExampleSets:
     test: TrainingExamples
     test_text: TokenStream
     """The text of which `test` holds every position."""
-    dev_past: Retrieved
-    """Neighbours of the dev positions among the last positions before them."""
+    dev_past: Retrieved | None
+    """Neighbours of the dev positions among the last positions before them; None: the memory has no keys."""
 
     @classmethod
     def collect(
-        cls, base: PretrainedBase, corpus: Corpus, memory: Memory, search: Search, settings: AttachSettings
+        cls, base: PretrainedBase, corpus: Corpus, search: MemorySearch, learned: LearnedText, settings: AttachSettings
     ) -> "ExampleSets":
         """Reads and searches everything that the examples need."""
-        train, advanced = _training_examples(base, memory, search, settings)
-        questions = _question_examples(base, memory, search, corpus.split("train"), settings)
+        if search.nearest is None:
+            train = advanced = _examples_without_keys(base, search, learned, settings)
+        else:
+            train, advanced = _examples_with_keys(base, search, learned, settings)
+        questions = _question_examples(base, search, learned.text, settings)
         texts = [corpus.split(split).beginning(settings.held_out) for split in HELD_OUT]
-        dev, test = (examples_from_text(base, memory, search, text) for text in texts)
-        past = nearest_in_past(memory.keys_of(dev.base.hidden), dev.targets.numpy(), search.count, settings.cache)
+        dev, test = (examples_from_text(base, search, text) for text in texts)
+        past = None
+        if search.nearest is not None:
+            keys, count = search.memory.keys_of(dev.base.hidden), search.nearest.count
+            past = nearest_in_past(keys, dev.targets.numpy(), count, settings.cache)
         return cls(train, advanced, questions, dev, test, texts[1], past)
 
 
-def _training_examples(
-    base: PretrainedBase, memory: Memory, search: Search, settings: AttachSettings
+def _examples_without_keys(
+    base: PretrainedBase, search: MemorySearch, learned: LearnedText, settings: AttachSettings
+) -> TrainingExamples:
+    """Returns positions from the beginnings of training documents, read now, with exact matches in other documents."""
+    text = learned.text
+    order = np.random.default_rng(settings.seed).permutation(len(text.ends))
+    counts = np.minimum(text.ends - text.begins, settings.context)[order]
+    enough = int(np.searchsorted(np.cumsum(counts), settings.positions)) + 1
+    documents = np.sort(order[:enough])
+    counts = np.minimum(text.ends - text.begins, settings.context)[documents]
+    positions = np.concatenate(
+        [np.arange(begin, begin + count) for begin, count in zip(text.begins[documents], counts)]
+    )
+    sample = TokenStream(text.tokens[positions], np.cumsum(counts), lambda: ["document"] * len(documents), text.start)
+    hidden = base.hidden(sample, "read training documents")
+    with bar("exact matches of training positions", None):
+        matched = search.matches(reversed_contexts(text, positions), learned.first_id + positions)
+    retrieved = replace(Retrieved.empty(len(positions)), matched=matched)
+    return examples_from_hidden(base, hidden, retrieved, torch.from_numpy(text.targets(positions)))
+
+
+def _examples_with_keys(
+    base: PretrainedBase, search: MemorySearch, learned: LearnedText, settings: AttachSettings
 ) -> list[TrainingExamples]:
     """Returns training positions with neighbours from other documents, searched for and advanced.
 
     They are pieces of consecutive entries of the memory, whose keys serve as their hidden states.
     """
-    entries = memory.entries()
-    count = len(entries) if search.below is None else entries.first_row(search.below)
-    rows = _pieces(count, settings)
+    entries = search.memory.entries().with_keys
+    rows = _pieces(entries.first_row(learned.first_id + len(learned.text)), settings)
     ids, tokens = entries.ids(rows), torch.from_numpy(entries.take_tokens(rows)).long()
     keys = entries.take(rows).astype(np.float32)
-    with bar("neighbours of training positions", None):
-        retrieved = search(keys, own=ids)
+    with bar("search for training positions", None):
+        retrieved = search(keys, reversed_contexts(learned.text, ids - learned.first_id), own=ids)
     documents = entries.live_documents.index_of(ids)
     continues = np.append(False, (np.diff(ids) == 1) & (np.diff(documents) == 0))
     previous = retrieved[np.maximum(np.arange(len(rows)) - 1, 0)]
     previous.distances[~continues] = torch.inf
-    advanced = advance_neighbours(previous, tokens.roll(1), entries)
+    advanced = replace(advance_neighbours(previous, tokens.roll(1), entries), matched=retrieved.matched)
     return examples_with_each(base, torch.from_numpy(keys), [retrieved, advanced], tokens)
 
 
 def _question_examples(
-    base: PretrainedBase, memory: Memory, search: Search, train: TokenStream, settings: AttachSettings
+    base: PretrainedBase, search: MemorySearch, train: TokenStream, settings: AttachSettings
 ) -> TrainingExamples:
     """Returns short pieces from within training documents, read as if they were the beginning of a text.
 
@@ -96,7 +131,7 @@ def _question_examples(
     texts = [train.tokens[start : start + _QUESTION_TOKENS] for start in np.sort(starts)]
     ends = np.cumsum([len(text) for text in texts])
     stream = TokenStream(np.concatenate(texts), ends, lambda: ["question"] * len(texts), train.start)
-    examples = examples_from_text(base, memory, search, stream)
+    examples = examples_from_text(base, search, stream)
     offsets = np.arange(len(stream)) - stream.begins[stream.documents_of(np.arange(len(stream)))]
     return examples[torch.from_numpy(np.flatnonzero(offsets >= _LEAST_CONTEXT))]
 
@@ -109,11 +144,11 @@ def _pieces(count: int, settings: AttachSettings) -> np.ndarray:
     return rows[rows < count]
 
 
-def examples_from_text(base: PretrainedBase, memory: Memory, search: Search, text: TokenStream) -> TrainingExamples:
-    """Returns every position of a text, with its neighbours in the memory."""
+def examples_from_text(base: PretrainedBase, search: MemorySearch, text: TokenStream) -> TrainingExamples:
+    """Returns every position of a text, with what the memory has for it."""
     hidden = base.hidden(text, f"read {len(text.names):,} document(s)")
-    with bar("neighbours", None):
-        retrieved = search(memory.keys_of(hidden))
+    with bar("search", None):
+        retrieved = search(search.memory.keys_of(hidden), reversed_contexts(text, np.arange(len(text))))
     return examples_from_hidden(base, hidden, retrieved, torch.from_numpy(text.targets(np.arange(len(text)))))
 
 

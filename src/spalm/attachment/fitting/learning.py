@@ -4,14 +4,15 @@ The mixture learns from training positions; a few of its numbers are then calibr
 continuous cache are tuned too. The policy learns where a search pays. The gate is trained only if it is asked for.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from spalm.attachment.examples import ExampleSets
-from spalm.attachment.gate_training import learn_gate
+from spalm.attachment.fitting.examples import ExampleSets
+from spalm.attachment.fitting.gate_training import learn_gate
 from spalm.attachment.policy import SearchPolicy, learn_policy
 from spalm.attachment.settings import AttachSettings
 from spalm.console import bar
@@ -19,8 +20,16 @@ from spalm.lm.pretrained import PretrainedModel
 from spalm.semiparametric import AdaptiveMixture, Gate, Knn, TrainingExamples, learn_mixture, tune_knn
 from spalm.semiparametric.adaptive import calibrate
 
+_UNSEARCHED_SHARE = 4
+"""Number of training positions for each one that is also learned from without neighbours."""
 _BATCH = 2048
 """Positions that are scored at a time."""
+
+ABLATIONS: dict[str, Callable[[TrainingExamples], TrainingExamples]] = {
+    "nearest only": TrainingExamples.without_matches,
+    "exact only": TrainingExamples.without_neighbours,
+}
+"""Ways to take one of two sources away."""
 
 
 @dataclass(frozen=True)
@@ -28,11 +37,15 @@ class FittedCombiner:
     """Everything that is learned when a memory is attached."""
 
     mixture: AdaptiveMixture
-    policy: SearchPolicy
-    knn: Knn
-    """The weight, temperature and number of neighbours of kNN-LM."""
-    cache: Knn
-    """The weight, temperature and number of neighbours of the continuous cache."""
+    """The mixture of all sources that the memory has."""
+    ablations: dict[str, AdaptiveMixture]
+    """The mixture of each source alone, where there are two; only measured."""
+    policy: SearchPolicy | None = None
+    """Decides where to search for nearest contexts; None: there are none."""
+    knn: Knn | None = None
+    """The weight, temperature and number of neighbours of kNN-LM; None: there are no nearest contexts."""
+    cache: Knn | None = None
+    """The same of the continuous cache."""
     gate: Gate | None = None
     """The paper's gate, if it was asked for."""
 
@@ -40,16 +53,33 @@ class FittedCombiner:
 def fit_combiner(settings: AttachSettings, examples: ExampleSets, model: PretrainedModel) -> FittedCombiner:
     """Learns a combiner from positions of the training documents and tunes it on dev."""
     train, dev = examples.train, examples.dev
+    with bar("learn the mixture", None):
+        learned_from = train.concatenate(examples.questions)
+        if train.retrieved.matched is not None and examples.dev_past is not None:
+            learned_from = learned_from.concatenate(_unsearched(train))
+        mixture = calibrate(learn_mixture(settings.adaptive, learned_from), dev)
+        if examples.dev_past is None:
+            return FittedCombiner(mixture, {})
+        ablations = {
+            name: calibrate(learn_mixture(settings.adaptive, keep(learned_from)), keep(dev))
+            for name, keep in ABLATIONS.items()
+            if dev.retrieved.matched is not None
+        }
     knn, _ = tune_knn(dev.log_base, dev.retrieved, dev.targets, settings.knn)
     cache, _ = tune_knn(dev.log_base, examples.dev_past, dev.targets, settings.knn)
-    with bar("learn the mixture", None):
-        mixture = calibrate(learn_mixture(settings.adaptive, train.concatenate(examples.questions)), dev)
+    with bar("learn the search policy", None):
         # Without a search a position has advanced neighbours or, further from the last search, none.
         without_search = (mixture_log_probabilities(mixture, examples.advanced) + train.log_base) / 2
         gains = mixture_log_probabilities(mixture, train) - without_search
         policy = learn_policy(settings.policy, train.base.hidden, gains)
     gate = learn_gate(settings.gate, settings.gate_training, model, train) if settings.combiner == "gate" else None
-    return FittedCombiner(mixture, policy, knn, cache, gate)
+    return FittedCombiner(mixture, ablations, policy, knn, cache, gate)
+
+
+def _unsearched(train: TrainingExamples) -> TrainingExamples:
+    """Returns some of the positions as they are where nothing was searched for: with exact matches alone."""
+    some = train[torch.arange(0, len(train), _UNSEARCHED_SHARE)]
+    return replace(some, retrieved=some.retrieved.without_neighbours())
 
 
 @torch.no_grad()

@@ -8,9 +8,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from spalm.attachment.base import PretrainedBase
-from spalm.attachment.examples import ExampleSets, predict_in_batches
-from spalm.attachment.gate_training import gate_log_probabilities
-from spalm.attachment.learning import FittedCombiner, mixture_log_probabilities
+from spalm.attachment.fitting.examples import ExampleSets, predict_in_batches
+from spalm.attachment.fitting.gate_training import gate_log_probabilities
+from spalm.attachment.fitting.learning import ABLATIONS, FittedCombiner, mixture_log_probabilities
 from spalm.attachment.policy import search_threshold
 from spalm.console import bar
 from spalm.corpus import TokenStream
@@ -28,13 +28,14 @@ def perplexity(log_probabilities: Float[Tensor, "n"]) -> float:
 
 
 def perplexities(examples: TrainingExamples, fitted: FittedCombiner, model: PretrainedModel) -> dict[str, Any]:
-    """Returns perplexities per token: the model alone, with kNN-LM, with the mixture, with the gate if there is one."""
-    knn = fitted.knn.target_log_probabilities(examples.log_base, examples.retrieved, examples.targets)
-    found: dict[str, Any] = {
-        "plain": perplexity(examples.log_base),
-        "knn-lm": perplexity(knn),
-        "adaptive": perplexity(mixture_log_probabilities(fitted.mixture, examples)),
-    }
+    """Returns perplexities per token: the model alone, and with everything that was fitted."""
+    found: dict[str, Any] = {"plain": perplexity(examples.log_base)}
+    if fitted.knn is not None:
+        knn = fitted.knn.target_log_probabilities(examples.log_base, examples.retrieved, examples.targets)
+        found["knn-lm"] = perplexity(knn)
+    for name, mixture in fitted.ablations.items():
+        found[f"adaptive, {name}"] = perplexity(mixture_log_probabilities(mixture, ABLATIONS[name](examples)))
+    found["adaptive"] = perplexity(mixture_log_probabilities(fitted.mixture, examples))
     if fitted.gate is not None:
         found["gate"] = perplexity(gate_log_probabilities(fitted.gate, model, examples))
     return {**found, "tokens": len(examples)}
@@ -44,9 +45,14 @@ def perplexities(examples: TrainingExamples, fitted: FittedCombiner, model: Pret
 def search_curve(
     base: PretrainedBase, fitted: FittedCombiner, examples: ExampleSets, entries: Entries
 ) -> list[dict[str, float]]:
-    """Returns the perplexity of test by the share of positions that are searched; thresholds are quantiles on dev."""
-    test = examples.test
-    gains_on_dev, gains_on_test = (fitted.policy(each.base.hidden) for each in (examples.dev, test))
+    """Returns the perplexity of test by the share of positions that are searched; thresholds are quantiles on dev.
+
+    Without keys nothing is searched for, and the list is empty.
+    """
+    test, policy = examples.test, fitted.policy
+    if policy is None:
+        return []
+    gains_on_dev, gains_on_test = (policy(each.base.hidden) for each in (examples.dev, test))
     thresholds = [search_threshold(gains_on_dev, share) for share in SEARCHED_SHARES]
     searched = [gains_on_test > threshold for threshold in thresholds]
     neighbours = [advance_unsearched(test, each, examples.test_text, entries) for each in searched]
@@ -77,7 +83,7 @@ def advance_unsearched(
     At the other positions, the neighbours of the position before are advanced, within the document.
     """
     retrieved, targets = examples.retrieved, examples.targets
-    found = Retrieved(retrieved.tokens.clone(), retrieved.distances.clone(), retrieved.ids.clone())
+    found = Retrieved(retrieved.tokens.clone(), retrieved.distances.clone(), retrieved.ids.clone(), retrieved.matched)
     found.distances[~searched] = torch.inf
     found.ids[~searched] = MISSING
     begins_document = torch.zeros(len(searched), dtype=torch.bool)

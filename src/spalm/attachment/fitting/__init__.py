@@ -1,0 +1,1 @@
+"""Positions of texts in, a fitted and measured combiner out."""

@@ -1,0 +1,120 @@
+"""Which training documents get keys: all, those most like a given text, the last ones, or none.
+
+A key takes a forward pass of the model, an exact match none. So the number of keys is what attaching costs.
+"""
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Bool, Float
+
+from spalm import artifact
+from spalm.attachment.base import PretrainedBase
+from spalm.attachment.settings import AttachSettings
+from spalm.console import say
+from spalm.corpus import Corpus, TokenStream, tokenise_files
+from spalm.errors import InputError
+
+CHOICE_FILE = "memory-choice.json"
+"""File that holds what `memory = auto` chose, so that a killed run continues with the same choice."""
+_ALL_WITHIN, _SOME_WITHIN = 600, 300
+"""Seconds: if all keys are made within the first, all are made; otherwise those that are made within the second."""
+_MEASURED = 2048
+"""Number of tokens that are read to measure the model's speed."""
+
+
+@dataclass(frozen=True)
+class KeyedText:
+    """The training documents, divided into those with keys and those without."""
+
+    with_keys: TokenStream
+    without_keys: TokenStream
+
+    @classmethod
+    def choose(cls, train: TokenStream, settings: AttachSettings, corpus: Corpus) -> "KeyedText":
+        """Divides the training documents as the settings say."""
+        everything = np.ones(len(train.ends), bool)
+        if settings.memory == "exact":
+            return cls(train.only(~everything), train)
+        if settings.keys is None or settings.keys >= len(train):
+            return cls(train, train.only(~everything))
+        scores = np.arange(len(train.ends), dtype=float)
+        if settings.like is not None:
+            sample = tokenise_files([Path(settings.like)], corpus.tokeniser)
+            scores = likeness(train, sample)
+        chosen = _within(train, scores, settings.keys)
+        if not chosen.any():
+            raise InputError(f"keys = {settings.keys:,}: no training document is so short; give a higher number")
+        return cls(train.only(chosen), train.only(~chosen))
+
+
+def choose_memory(settings: AttachSettings, base: PretrainedBase, corpus: Corpus, directory: Path) -> AttachSettings:
+    """Returns the settings with `memory` resolved, and says what it will take; measures how fast the model reads."""
+    train = corpus.split("train")
+    if settings.memory != "auto":
+        return settings
+    if settings.keys is not None:
+        return settings.model_copy(update={"memory": "both"})
+    path = directory / CHOICE_FILE
+    known = artifact.read_json(path) if path.exists() else {}
+    if known.get("corpus") != corpus.digest:
+        speed = _tokens_per_second(base, train)
+        keys = None if len(train) <= _ALL_WITHIN * speed else int(_SOME_WITHIN * speed)
+        known = {"corpus": corpus.digest, "keys": keys, "tokens_per_second": speed}
+        artifact.write_json(path, known)
+    keys, speed = known["keys"], known["tokens_per_second"]
+    if keys is None:
+        say(f"keys of {len(train):,} tokens: about {_duration(len(train) / speed)} at {speed:,.0f} tokens/s")
+    else:
+        say(
+            f"keys of all {len(train):,} tokens would take {_duration(len(train) / speed)} at {speed:,.0f} tokens/s; "
+            f"they are made for {keys:,} ({_duration(keys / speed)}), and exact matches for everything. "
+            "--memory exact makes no keys, --keys N more or fewer"
+        )
+    return settings.model_copy(update={"memory": "both", "keys": keys})
+
+
+def _tokens_per_second(base: PretrainedBase, train: TokenStream) -> float:
+    """Returns the speed at which the model reads."""
+    for text in (train.beginning(_MEASURED // 8), train.beginning(_MEASURED)):  # the first only warms up
+        begin = time.perf_counter()
+        for _ in base.encoder.hidden(text, 0, len(text)):
+            pass
+        seconds = time.perf_counter() - begin
+    return len(text) / seconds
+
+
+def _duration(seconds: float) -> str:
+    """Returns a duration for people."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def likeness(train: TokenStream, sample: TokenStream) -> Float[np.ndarray, "documents"]:
+    """Returns how much each document has in common with a sample.
+
+    That is the sum of the inverse document frequencies of the tokens that occur in both, divided by the square root of
+    the same sum over all tokens of the document.
+    """
+    size = int(max(train.tokens.max(initial=0), sample.tokens.max(initial=0))) + 1
+    documents = np.repeat(np.arange(len(train.ends)), train.ends - train.begins)
+    pairs = np.unique(documents * size + train.tokens.astype(np.int64))
+    documents, tokens = pairs // size, pairs % size
+    rarity = np.log((1 + len(train.ends)) / (1 + np.bincount(tokens, minlength=size)))
+    shared = np.zeros(size, bool)
+    shared[sample.tokens.astype(np.int64)] = True
+    both = np.bincount(documents, (rarity * shared)[tokens], minlength=len(train.ends))
+    every = np.bincount(documents, rarity[tokens], minlength=len(train.ends))
+    return both / np.sqrt(every + 1)
+
+
+def _within(train: TokenStream, scores: Float[np.ndarray, "documents"], keys: int) -> Bool[np.ndarray, "documents"]:
+    """Returns the documents with the highest scores that have at most `keys` tokens together."""
+    lengths = train.ends - train.begins
+    order = np.argsort(-scores, kind="stable")
+    chosen = np.zeros(len(lengths), bool)
+    chosen[order[np.cumsum(lengths[order]) <= keys]] = True
+    return chosen
