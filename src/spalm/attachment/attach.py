@@ -26,9 +26,10 @@ from spalm.attachment.keyed_text import KeyedText, choose_memory
 from spalm.attachment.policy import search_threshold
 from spalm.attachment.settings import AttachSettings
 from spalm.compute import Execution
-from spalm.console import say
-from spalm.corpus import Corpus, CorpusSettings, TokeniserSettings, build_corpus
+from spalm.console import bar, say
+from spalm.corpus import Corpus, CorpusSettings, TokeniserSettings, build_corpus, tokenise_files
 from spalm.corpus.sources.text_files import TextFiles
+from spalm.errors import InputError
 from spalm.lm.pretrained import PretrainedFolder, locate_pretrained
 from spalm.memory import Encoder, Memory, MemorySettings, open_memory, remember, source_of_split, source_of_text
 from spalm.runs import HELD_OUT
@@ -102,7 +103,27 @@ def _remember_training(
             first_ids.append(memory.first_id(own))
     learned = LearnedText(chosen.with_keys if len(chosen.with_keys) else train, first_ids[0])
     end = first_ids[-1] + (len(chosen.without_keys) if divided else len(train))
+    if settings.library:
+        end = _remember_library(memory, corpus, settings, execution)
     return _TrainingMemory(memory, learned, end, None if len(chosen.without_keys) else base.encoder)
+
+
+def _remember_library(memory: Memory, corpus: Corpus, settings: AttachSettings, execution: Execution) -> int:
+    """Remembers the library without keys; returns the id after its last position."""
+    paths = [Path(path).expanduser().resolve() for path in settings.library]
+    files = TextFiles(kind="text", path=[str(path) for path in paths]).files()
+    content = [(name, artifact.digest_of_file(path)) for name, path in files]
+    source = {"library": artifact.digest_of_json([content, settings.document_start]), "corpus": corpus.digest}
+    if not memory.remembers(source):
+        if memory.remembers(source_of_split(corpus, HELD_OUT[-1])):
+            raise InputError(
+                f"{memory.directory} holds the documents that figures are measured on already; attach the library to "
+                "another --out, or add it with `spalm remember`"
+            )
+        with bar("tokenise the library", None):
+            text = tokenise_files(paths, corpus.tokeniser, settings.document_start)
+        remember(memory, None, text, source, execution=execution)
+    return memory.end_id(source)
 
 
 def _location(folder: PretrainedFolder, directory: Path) -> str:
@@ -146,7 +167,8 @@ def _fit_and_measure(
             facts["threshold"] = search_threshold(fitted.policy(examples.dev.base.hidden), settings.search)
         return facts, list(modules)
 
-    parents = {"model": base.digest, "corpus": corpus.digest, "memory": remembered.memory.lineage()[1]}
+    batches = remembered.memory.lineage_below(remembered.end)
+    parents = {"model": base.digest, "corpus": corpus.digest, "memory": artifact.digest_of_json(batches)}
     stage = Stage(COMBINER_KIND, _VERSION, settings.as_json(), parents, cheap=True)
     stage.make(directory / "combiner", fill, restart=execution.restart)
 

@@ -46,7 +46,7 @@ class PretrainedBase(SentByFields):
     def encoder(self) -> Encoder:
         """The model as an encoder: its hidden states are the keys of the memory."""
         context = min(self.context, self.model.context_length or self.context)
-        lanes = 1 if self.device.type == "cpu" else _LANES_ON_GPU
+        lanes = torch.get_num_threads() if self.device.type == "cpu" else _LANES_ON_GPU
         return Encoder(
             digest=self.digest,
             width=self.model.width,

@@ -31,6 +31,8 @@ class AttachSettings(Settings):
     without it the last ones. Default: all, unless `memory` is auto."""
     like: str | None = None
     """File of text. The documents most like it get keys."""
+    library: list[str] = []
+    """Files and folders of more text, of which the memory holds exact matches only. Nothing of it is held out."""
     neighbours: int = Field(default=512, gt=0)
     """Number of neighbours that are searched for."""
     positions: int = Field(default=24_000, gt=0)

@@ -39,6 +39,10 @@ def attach_(
     like: Annotated[
         Path | None, typer.Option(help="like=: the documents most like this text get keys; default: the last ones.")
     ] = None,
+    library: Annotated[
+        list[Path] | None,
+        typer.Option(help="library=: more text, of which the memory holds exact matches only; may be repeated."),
+    ] = None,
     search: Annotated[
         float | None, typer.Option(help="search=: share of the positions to search, such as 0.3.")
     ] = None,
@@ -53,7 +57,8 @@ def attach_(
 ) -> None:
     """Give a pretrained model a memory of your texts: only a small combiner is trained."""
     number = None if keys is None else int(parse_count(keys, "--keys"))
-    options = {"memory": memory, "keys": number, "like": like, "search": search}
+    more = json.dumps([str(path) for path in library]) if library else None
+    options = {"memory": memory, "keys": number, "like": like, "library": more, "search": search}
     given = [f"{name}={value}" for name, value in options.items() if value not in (None, "auto")]
     chosen = read_settings(AttachSettings, [*(settings or []), *given])
     if engine != "local" and Path(model).exists():

@@ -74,9 +74,13 @@ def _tokeniser(settings: CorpusSettings, directory: Path) -> Tokeniser:
     return tokeniser_from_json(json.loads(path.read_text()))
 
 
-def tokenise_files(paths: list[Path], tokeniser: Tokeniser) -> TokenStream:
-    """Returns the documents of files and folders as one stream, held in RAM, for a memory to remember."""
-    source = TextFiles(kind="text", path=[str(path.resolve()) for path in paths])
+def tokenise_files(paths: list[Path], tokeniser: Tokeniser, document_start: str | None = None) -> TokenStream:
+    """Returns the documents of files and folders as one stream, held in RAM, for a memory to remember.
+
+    `document_start` is a regular expression for a line that begins a new document in a file.
+    """
+    places = [str(path.expanduser().resolve()) for path in paths]
+    source = TextFiles(kind="text", path=places, document_start=document_start)
     tokens, ends, names = [np.zeros(0, token_dtype(tokeniser.size))], [], []
     count = 0
     for batch in _batches(_in_order(source.all_documents())):

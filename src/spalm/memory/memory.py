@@ -175,13 +175,30 @@ class Memory:
 
     def first_id(self, source: dict[str, Any]) -> int | None:
         """Returns the id of position 0 of what was remembered from `source`; None if nothing of it is alive."""
+        found = self._ids_of(source)
+        return None if found is None else found.start
+
+    def end_id(self, source: dict[str, Any]) -> int:
+        """Returns the id after the last position of what was remembered from `source`, which must be alive."""
+        found = self._ids_of(source)
+        assert found is not None
+        return found.stop
+
+    def _ids_of(self, source: dict[str, Any]) -> range | None:
+        """Returns the ids of what was remembered from `source`; None if nothing of it is alive."""
         with self.catalogue.read() as connection:
             row = connection.execute(
-                "SELECT first_id FROM batches WHERE source = ? AND finished AND EXISTS "
+                "SELECT first_id, entries FROM batches WHERE source = ? AND finished AND EXISTS "
                 "(SELECT 1 FROM documents WHERE batch = batches.id AND forgotten IS NULL) ORDER BY id DESC",
                 [json.dumps(source, sort_keys=True)],
             ).fetchone()
-        return None if row is None else row[0]
+        return None if row is None else range(row[0], row[0] + row[1])
+
+    def lineage_below(self, id: int) -> list[str]:
+        """Returns the digests of `lineage` that are of batches with lower ids than this."""
+        with self.catalogue.read() as connection:
+            count = connection.execute("SELECT count(*) FROM batches WHERE finished AND first_id < ?", [id]).fetchone()
+        return self.lineage()[: 1 + count[0]]
 
     def lineage(self) -> list[str]:
         """Returns one digest for the kind of keys, and one for each batch.
