@@ -1,0 +1,171 @@
+"""A memory with exact matches alone, with keys for some documents, with a library; and what is chosen by itself."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from spalm.api import attach_and_export
+from spalm.artifact import read_json
+from spalm.attachment import Attached, AttachSettings, attach, keyed_text, score_files
+from spalm.attachment.keyed_text import CHOICE_FILE, KeyedText, choose_memory, likeness
+from spalm.compute import Execution, Hardware
+from spalm.corpus import TokenStream
+from spalm.errors import InputError
+from spalm.generation import AttachedModels, model_of
+from spalm.memory.exact import reversed_context
+
+ON_CPU = Execution(Hardware("cpu", 1))
+SMALL = AttachSettings(context=64, stride=48, neighbours=32, positions=2000, held_out=500)
+
+
+@pytest.fixture(scope="module")
+def base(attached_folder) -> Attached:
+    return Attached(attached_folder, Hardware("cpu", 1))
+
+
+@pytest.fixture(scope="module")
+def texts(base) -> list[Path]:
+    return [Path(path) for path in read_json(base.directory / "corpus" / "manifest.json")["settings"]["source"]["path"]]
+
+
+@pytest.fixture(scope="module")
+def exact_folder(base, texts, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("exact") / "attached"
+    settings = SMALL.model_copy(update={"memory": "exact"})
+    return attach_and_export(str(base.base.folder.path), texts, folder, settings, ON_CPU).directory
+
+
+@pytest.fixture
+def exact(exact_folder, tmp_path) -> Attached:
+    return Attached(shutil.copytree(exact_folder, tmp_path / "copy"), Hardware("cpu", 1))
+
+
+def stream(*documents: list[int]) -> TokenStream:
+    lengths = [len(document) for document in documents]
+    return TokenStream(np.concatenate(documents), np.cumsum(lengths), lambda: [*map(str, range(len(lengths)))], 0)
+
+
+def test_exact_matches_alone_pay_and_need_no_keys(exact):
+    figures = exact.combiner_artifact.facts["figures"]["test"]
+    assert figures["adaptive"] < 0.8 * figures["plain"]
+    assert set(figures) == {"plain", "adaptive", "tokens"}
+    assert len(exact.memory.entries().with_keys) == 0 < len(exact.memory.entries())
+    assert not (exact.directory / "index").exists()
+    assert list(exact.combiners) == ["plain", "adaptive"]
+    assert exact.mixture.neighbours == 0 < exact.mixture.levels
+
+
+def test_without_keys_it_generates_cites_scores_explains_and_takes_documents(exact, tmp_path):
+    model = model_of(AttachedModels(exact))
+    quotation = "zebra77 quokka81 walrus12 gecko5 otter9 lynx3 ."
+    assert model.memory.add("zoo.txt", f"{quotation}\n" * 3) > 0
+    prompt = "zebra77 quokka81 walrus12 gecko5"
+    answer = model.generate(prompt, max_tokens=6)
+    assert any(source.document == "zoo.txt" for citation in answer.citations for source in citation.sources)
+    assert model.score(quotation).perplexity < model.score(quotation).perplexity_without_memory
+    explained = model.explain(quotation, 8)
+    assert not explained.neighbours
+    assert explained.matches[0].places[0].document == "zoo.txt"
+    assert model.memory.forget("zoo.txt") == 1
+    tokens = model.tokeniser.prompt(prompt)[1:]
+    held = model.store.entries()
+    found = model.store.exact.current().find(reversed_context(tokens))
+    assert "zoo.txt" not in {held.source(int(id)).document for id in found.ids[found.ids >= 0]}
+    (tmp_path / "new.txt").write_text("ka1 lo2 mi3 .\n" * 4)
+    scores = score_files(exact, [tmp_path / "new.txt"])
+    assert set(scores["static"]) == {"plain", "adaptive"}
+    assert "dynamic" not in scores
+
+
+def test_transformers_interface_is_what_generation_gives(exact):
+    pytest.importorskip("transformers")
+    import torch
+
+    model = model_of(AttachedModels(exact))
+    wrapped = model.to_transformers()
+    prompt = model.tokeniser.prompt("ka1 lo2 mi3 nu4 ka5")
+    expected = [token.id for token in model.generate("ka1 lo2 mi3 nu4 ka5", max_tokens=9).tokens]
+    found = wrapped.generate(torch.tensor([prompt]), max_new_tokens=9, do_sample=False)[0, len(prompt) :].tolist()
+    assert found == expected
+    # A program's own loop: the tokens before are those that were read into the same cache.
+    read = wrapped(torch.tensor([prompt[:-1]]))
+    step = wrapped(torch.tensor([prompt[-1:]]), past_key_values=read.past_key_values)
+    whole = wrapped(torch.tensor([prompt]))
+    torch.testing.assert_close(step.logits[0, -1], whole.logits[0, -1], rtol=1e-4, atol=1e-4)
+    read.past_key_values.crop(-2)
+    with pytest.raises(ValueError, match="give `text_ids`"):
+        wrapped(torch.tensor([prompt[-1:]]), past_key_values=read.past_key_values)
+
+
+def test_keys_for_some_documents_and_a_library(base, texts, tmp_path):
+    library = tmp_path / "library"
+    library.mkdir()
+    (library / "one.txt").write_text("quokka81 walrus12 gecko5 .\n" * 5)
+    settings = SMALL.model_copy(update={"memory": "both", "keys": 2000, "library": [str(library)]})
+    folder = str(base.base.folder.path)
+    made = attach(folder, texts, tmp_path / "out", settings, ON_CPU)
+    entries, train = made.memory.entries(), made.corpus.split("train")
+    assert 1000 < len(entries.with_keys) <= 2000
+    assert len(entries) > len(train)
+    held_out = [name for split in ("dev", "test") for name in made.corpus.split(split).names]
+    assert {*train.names, *held_out, "one.txt"} == {*entries.live_documents.names}
+    figures = made.combiner_artifact.facts["figures"]["test"]
+    assert set(figures) == {"plain", "knn-lm", "adaptive, nearest only", "adaptive, exact only", "adaptive", "tokens"}
+    assert figures["adaptive"] < figures["plain"]
+    before = (made.combiner_artifact.directory / "manifest.json").read_bytes()
+    again = attach(folder, texts, tmp_path / "out", settings, ON_CPU)
+    assert (again.combiner_artifact.directory / "manifest.json").read_bytes() == before
+    other = settings.model_copy(update={"library": [str(library), *map(str, texts)]})
+    with pytest.raises(InputError, match="another --out"):
+        attach(folder, texts, tmp_path / "out", other, ON_CPU)
+
+
+def test_the_last_documents_or_those_most_alike_get_keys(base, tmp_path):
+    train, corpus = base.corpus.split("train"), base.corpus
+    lengths = train.ends - train.begins
+    settings = SMALL.model_copy(update={"memory": "both", "keys": int(lengths[-3:].sum())})
+    chosen = KeyedText.choose(train, settings, corpus)
+    assert chosen.with_keys.names == train.names[-3:]
+    assert chosen.without_keys.names == train.names[:-3]
+    assert len(chosen.with_keys) + len(chosen.without_keys) == len(train)
+    first = train.tokens[: int(train.ends[0])].tolist()
+    (tmp_path / "like.txt").write_text(corpus.tokeniser.decode(first))
+    alike = settings.model_copy(update={"keys": int(lengths[0]), "like": str(tmp_path / "like.txt")})
+    assert train.names[0] in KeyedText.choose(train, alike, corpus).with_keys.names
+    with pytest.raises(InputError, match="keys = 1: no training document is so short"):
+        KeyedText.choose(train, settings.model_copy(update={"keys": 1}), corpus)
+
+
+def test_likeness_counts_rare_tokens_that_both_have():
+    documents = stream([1, 2, 3, 4], [1, 2, 5, 6], [1, 7, 8, 9])
+    scores = likeness(documents, stream([5, 6, 1]))
+    assert scores.argmax() == 1
+    assert scores[2] == 0, "a token that every document has says nothing"
+
+
+@pytest.mark.parametrize(("speed", "keys"), [(1e6, None), (4.0, 1200)])
+def test_the_number_of_keys_follows_the_speed_and_is_kept(base, tmp_path, monkeypatch, capsys, speed, keys):
+    measured = []
+
+    def measure(*_) -> float:
+        measured.append(speed)
+        return speed
+
+    monkeypatch.setattr(keyed_text, "_tokens_per_second", measure)
+    for _ in range(2):
+        chosen = choose_memory(SMALL, base.base, base.corpus, tmp_path)
+        assert (chosen.memory, chosen.keys) == ("both", keys)
+        assert "tokens/s" in capsys.readouterr().err
+    assert len(measured) == 1, "a killed run continues with what was chosen"
+    assert read_json(tmp_path / CHOICE_FILE)["keys"] == keys
+
+
+def test_the_speed_is_measured(base):
+    assert keyed_text._tokens_per_second(base.base, base.corpus.split("train")) > 0
+
+
+def test_settings_that_contradict_each_other_are_refused():
+    with pytest.raises(InputError, match="memory = exact makes no keys"):
+        AttachSettings.parse({"memory": "exact", "keys": 5}, "settings")
