@@ -30,7 +30,7 @@ def test_a_whole_run_then_nothing_to_do_then_one_change(recipe, tmp_path):
     first = spalm("run", recipe, "--out", out)
     assert first.returncode == 0, first.stderr
     rows = json.loads((out / "results.json").read_text())
-    with_memory = ("transformer-xl", "knn-lm", "spalm", "spalm+knn", "spalm-adaptive", "exact", "adaptive")
+    with_memory = ("transformer-xl", "knn-lm", "spalm", "spalm+knn", "spalm-adaptive", "nearest", "exact", "adaptive")
     expected = [("transformer", 0), *((name, length) for name in with_memory for length in (8, 32))]
     assert [(row["model"], row["memory_length"]) for row in rows] == expected
     for row in rows:

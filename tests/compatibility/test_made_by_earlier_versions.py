@@ -101,4 +101,4 @@ def test_a_run_that_was_finished_is_finished(archive, tmp_path):
     changed = {name for name in before if after[name] != before[name]}
     assert changed <= {"results.json", "recipe.yaml"}
     new = {name.split("/")[1].split("-")[0] for name in after.keys() - before.keys() if name.startswith("evaluation/")}
-    assert new == {"inputs", "exact", "adaptive"}
+    assert new == {"inputs", "nearest", "exact", "adaptive"}

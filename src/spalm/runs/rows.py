@@ -6,7 +6,7 @@ from typing import Final, Literal
 NetworkName = Literal["transformer", "transformer-xl", "spalm"]
 """Name of a network that a run trains."""
 RowName = Literal[
-    "transformer", "transformer-xl", "knn-lm", "spalm", "spalm+knn", "spalm-adaptive", "exact", "adaptive"
+    "transformer", "transformer-xl", "knn-lm", "spalm", "spalm+knn", "spalm-adaptive", "nearest", "exact", "adaptive"
 ]
 """Name of a row of the results."""
 Source = Literal["neighbours", "matches"]
@@ -62,6 +62,7 @@ ROWS: dict[RowName, Row] = {
         Row("spalm", "spalm", compared_with=REFERENCE_ROW),
         Row("spalm+knn", "spalm", "knn", compared_with=REFERENCE_ROW),
         Row("spalm-adaptive", "spalm", "adaptive", compared_with=REFERENCE_ROW),
+        Row("nearest", "transformer-xl", "adaptive", compared_with=REFERENCE_ROW),
         Row("exact", "transformer-xl", "adaptive", sources=("matches",), compared_with=REFERENCE_ROW),
         Row("adaptive", "transformer-xl", "adaptive", sources=("neighbours", "matches"), compared_with=REFERENCE_ROW),
     )

@@ -146,7 +146,7 @@ class Run:
         if row.mixture is None:
             table = self.neighbours if row.gated else None
             return self._evaluate(row.network, Evaluation(recipe.evaluation, memory_length, table), where)
-        if row.uses_matches:
+        if row.mixture == "adaptive" and not row.gated:
             inner = self._mixture_inputs(row.network, memory_length)
             return mix_adaptively(inner, self.corpus, self.neighbours, recipe.adaptive, where, sources=row.sources)
         inner = self.records(row.network, memory_length)
