@@ -15,6 +15,8 @@ from spalm.corpus import TokenStream
 from spalm.errors import InputError
 from spalm.generation import AttachedModels, model_of
 from spalm.memory.exact import reversed_context
+from spalm.server import make_server
+from support.servers import client_of
 
 ON_CPU = Execution(Hardware("cpu", 1))
 SMALL = AttachSettings(context=64, stride=48, neighbours=32, positions=2000, held_out=500)
@@ -77,6 +79,17 @@ def test_without_keys_it_generates_cites_scores_explains_and_takes_documents(exa
     scores = score_files(exact, [tmp_path / "new.txt"])
     assert set(scores["static"]) == {"plain", "adaptive"}
     assert "dynamic" not in scores
+
+
+def test_without_keys_it_is_served(exact):
+    with client_of(make_server(model_of(AttachedModels(exact)))) as client:
+        request = {"prompt": "ka1 lo2 mi3", "max_tokens": 4, "temperature": 0}
+        answer = client.post("/v1/completions", json=request)
+        assert answer.status_code == 200
+        assert answer.json()["choices"][0]["text"]
+        assert client.get("/metrics").status_code == 200
+        assert client.post("/memory/documents", json={"name": "a.txt", "text": "ka1 lo2 mi3 ."}).status_code < 300
+        assert client.delete("/memory/documents/a.txt").status_code < 300
 
 
 def test_transformers_interface_is_what_generation_gives(exact):

@@ -21,7 +21,7 @@ from spalm.attachment.attached import (
 from spalm.attachment.base import PretrainedBase
 from spalm.attachment.fitting.examples import ExampleSets, LearnedText
 from spalm.attachment.fitting.learning import fit_combiner
-from spalm.attachment.fitting.measuring import perplexities, search_curve
+from spalm.attachment.fitting.measuring import overlap, perplexities, search_curve
 from spalm.attachment.keyed_text import KeyedText, choose_memory
 from spalm.attachment.policy import search_threshold
 from spalm.attachment.settings import AttachSettings
@@ -161,6 +161,7 @@ def _fit_and_measure(
                 split: perplexities(held_out, fitted, base.model)
                 for split, held_out in (("dev", examples.dev), ("test", examples.test))
             },
+            "overlap": {"dev": overlap(examples.dev), "test": overlap(examples.test)},
             "curve": search_curve(base, fitted, examples, remembered.memory.entries()),
         }
         if fitted.policy is not None:

@@ -5,6 +5,10 @@ from rich.console import Console
 from rich.table import Table
 
 from spalm.attachment.attached import Attached
+from spalm.attachment.fitting.measuring import MATCH_LENGTHS
+
+_COPIES = 0.1
+"""Share of test positions after 64 tokens of the memory from which on test is taken to be copied in it."""
 
 
 def print_attached(attached: Attached, console: Console) -> None:
@@ -23,6 +27,11 @@ def print_attached(attached: Attached, console: Console) -> None:
     console.print(
         f"perplexity per token ({tokens} tokens); change: on test, on which nothing was tuned", highlight=False
     )
+    if overlap := facts.get("overlap"):
+        shares = ", ".join(f"{length} tokens {share:.1%}" for length, share in overlap["test"].items())
+        console.print(f"test positions after text that stands word for word in the memory: {shares}", highlight=False)
+        if overlap["test"][str(MATCH_LENGTHS[-1])] > _COPIES:
+            console.print("parts of test stand in the memory as they are: these figures are those of copies")
     if knn := facts.get("knn"):
         fitted = f"lambda {knn['weight']:.2f}, T {knn['temperature']:.3g}, k {knn['count']}"
         console.print(f"knn-lm: {fitted}", highlight=False)

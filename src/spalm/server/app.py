@@ -101,7 +101,7 @@ def state_routes(model: Model, queue: RequestQueue, metrics: Metrics) -> APIRout
     @routes.get("/metrics")
     def show_metrics() -> PlainTextResponse:
         entries = model.store.entries()
-        searched = model.search.searcher.searched
+        searched = model.search.searcher.searched if model.models.has_keys else 0
         figures = {
             "spalm_tokens_read_total": ("Tokens of prompts.", metrics.prompt_tokens),
             "spalm_tokens_written_total": ("Tokens of answers.", metrics.generated_tokens),

@@ -22,6 +22,18 @@ SEARCHED_SHARES = (0.0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.7, 1.0)
 """Shares of searched positions at which the curve is measured."""
 
 
+MATCH_LENGTHS = (8, 16, 32, 64)
+"""Lengths of exact matches for which the share of positions is told."""
+
+
+def overlap(examples: TrainingExamples) -> dict[str, float]:
+    """Returns the share of positions whose last 8, 16, 32 or 64 tokens stand word for word in the memory."""
+    matched = examples.retrieved.matched
+    assert matched is not None
+    longest = matched.lengths[:, 0]
+    return {str(length): float((longest >= length).double().mean()) for length in MATCH_LENGTHS}
+
+
 def perplexity(log_probabilities: Float[Tensor, "n"]) -> float:
     """Returns the perplexity per token of some log-probabilities."""
     return float(torch.exp(-log_probabilities.double().mean()))
