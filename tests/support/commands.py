@@ -5,9 +5,12 @@ Most commands run in forks of one process that has loaded the libraries: a new P
 
 import multiprocessing
 import os
+import runpy
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
+from functools import partial
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -57,48 +60,78 @@ def spalm(*arguments: object, **more) -> subprocess.CompletedProcess:
     command = [*map(str, arguments)]
     if set(more) - {"cwd"} or SPALM is not _PLAIN:
         return subprocess.run([*SPALM, *command], capture_output=True, text=True, **more)
-    with tempfile.TemporaryDirectory() as folder:
-        out, errors = Path(folder, "out"), Path(folder, "errors")
-        process = _start(command, out, errors, more.get("cwd") or Path.cwd())
+    return _ended(_spalm, command, more.get("cwd") or Path.cwd())
+
+
+def begun(*arguments: object) -> BaseProcess:
+    """Starts a command whose work begins at once, to be killed; what it prints is lost."""
+    return _start(_spalm, [*map(str, arguments)], Path(os.devnull), Path(os.devnull), Path.cwd())
+
+
+def script(*arguments: object) -> subprocess.CompletedProcess:
+    """Runs a Python file with arguments to its end."""
+    return _ended(_script, [*map(str, arguments)], Path.cwd())
+
+
+def torchrun(count: int, *arguments: object, **variables: str) -> subprocess.CompletedProcess:
+    """Runs a Python file on several ranks, with variables in their environment. torchrun and its ranks are forks."""
+    how = ["--standalone", "--nproc-per-node", count, "--start-method", "fork", "--run-path"]
+    return _ended(partial(_torchrun, variables), [*map(str, (*how, *arguments))], Path.cwd())
+
+
+def _ended(main: Callable[[list[str]], None], command: list[str], folder: Path) -> subprocess.CompletedProcess:
+    """Runs a function in a fork to its end."""
+    with tempfile.TemporaryDirectory() as printed:
+        out, errors = Path(printed, "out"), Path(printed, "errors")
+        process = _start(main, command, out, errors, folder)
         process.join(PATIENCE)
         if process.exitcode is None:
             process.kill()
             process.join()
         return subprocess.CompletedProcess(
-            ["spalm", *command],
-            process.exitcode,
-            *(path.read_text() if path.exists() else "" for path in (out, errors)),
+            command, process.exitcode, *(path.read_text() if path.exists() else "" for path in (out, errors))
         )
 
 
-def begun(*arguments: object) -> BaseProcess:
-    """Starts a command whose work begins at once, to be killed; what it prints is lost."""
-    return _start([*map(str, arguments)], Path(os.devnull), Path(os.devnull), Path.cwd())
-
-
-def _start(command: list[str], out: Path, errors: Path, folder: Path) -> BaseProcess:
-    process = _FORKS.Process(target=_main, args=(command, out, errors, folder))
+def _start(main: Callable[[list[str]], None], command: list[str], out: Path, errors: Path, folder: Path) -> BaseProcess:
+    process = _FORKS.Process(target=_fork, args=(main, command, out, errors, folder))
     process.start()
     return process
 
 
-def _main(command: list[str], out: Path, errors: Path, folder: Path) -> None:
-    """Is the command, in a fork."""
+def _fork(main: Callable[[list[str]], None], command: list[str], out: Path, errors: Path, folder: Path) -> None:
+    """Calls a function in a fork, where it is the main program."""
     for number, path in ((1, out), (2, errors)):
         with path.open("w") as file:
             os.dup2(file.fileno(), number)
     os.chdir(folder)
     import torch
 
-    from spalm.cli import main
-
     torch.set_num_threads(1)
-    sys.argv = ["spalm", *command]
     try:
-        main()
+        main(command)
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
+
+
+def _spalm(command: list[str]) -> None:
+    from spalm.cli import main
+
+    sys.argv = ["spalm", *command]
+    main()
+
+
+def _script(command: list[str]) -> None:
+    sys.argv = command
+    runpy.run_path(command[0], run_name="__main__")
+
+
+def _torchrun(variables: dict[str, str], command: list[str]) -> None:
+    from torch.distributed.run import main
+
+    os.environ.update(variables, OMP_NUM_THREADS="1")
+    main(command)
 
 
 def refused(*arguments, **more) -> str:
