@@ -11,11 +11,14 @@ import sys
 import tempfile
 from collections.abc import Callable
 from functools import partial
+from multiprocessing.forkserver import ensure_running
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
+import pytest
+
 _FORKS = multiprocessing.get_context("forkserver")
-_FORKS.set_forkserver_preload(["torch", "spalm.cli", "transformers.models.llama.modeling_llama"])
+_FORKS.set_forkserver_preload(["support.preloaded"])
 PATIENCE = 300
 """Seconds that a command may take."""
 SPALM = [sys.executable, "-c", "import torch; torch.set_num_threads(1); from spalm.cli import main; main()"]
@@ -68,6 +71,11 @@ def begun(*arguments: object) -> BaseProcess:
     return _start(_spalm, [*map(str, arguments)], Path(os.devnull), Path(os.devnull), Path.cwd())
 
 
+def begun_script(*arguments: object) -> BaseProcess:
+    """Starts a Python file with arguments, likewise."""
+    return _start(_script, [*map(str, arguments)], Path(os.devnull), Path(os.devnull), Path.cwd())
+
+
 def script(*arguments: object) -> subprocess.CompletedProcess:
     """Runs a Python file with arguments to its end."""
     return _ended(_script, [*map(str, arguments)], Path.cwd())
@@ -94,6 +102,9 @@ def _ended(main: Callable[[list[str]], None], command: list[str], folder: Path) 
 
 
 def _start(main: Callable[[list[str]], None], command: list[str], out: Path, errors: Path, folder: Path) -> BaseProcess:
+    with pytest.MonkeyPatch.context() as patched:  # in Python 3.11 the process to fork from does not get our sys.path
+        patched.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+        ensure_running()
     process = _FORKS.Process(target=_fork, args=(main, command, out, errors, folder))
     process.start()
     return process
