@@ -1,8 +1,10 @@
 """What several tests need: a small text, the corpus made from it, and the folder of real corpora."""
 
+import functools
 import os
 from collections import Counter
 from collections.abc import Callable
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -85,7 +87,10 @@ def smollm2(shared) -> tuple[Path, Path]:
     gguf = next(Path(package.origin).parent.glob("*.gguf"))
 
     def convert(folder: Path) -> Path:
-        return locate_pretrained(str(gguf), folder / "model").path
+        with pytest.MonkeyPatch.context() as patched:  # transformers reads the file's header three times, slowly
+            for name in ("GGUFReader", "get_tensor_name_map"):
+                patched.setattr(f"gguf.{name}", functools.cache(getattr(import_module("gguf"), name)))
+            return locate_pretrained(str(gguf), folder / "model").path
 
     return gguf, convert(shared.once("smollm2", convert))  # the second time it is only found
 
