@@ -3,7 +3,7 @@
 import json
 import shutil
 import signal
-import subprocess
+import time
 import urllib.request
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from spalm.attachment import Attached, AttachSettings, attach
 from spalm.compute import Execution, Hardware
 from spalm.neighbours.index.on_disk import OnDiskIndex
 from spalm.semiparametric import search as searching
-from support.commands import SPALM, refused, spalm
+from support.commands import begun, refused, spalm
 from support.tiny_models import END
 
 FACT = "nu3 ka5 lo77 .\n"
@@ -122,9 +122,12 @@ def test_attach_prints_what_the_memory_did_and_refuses_what_it_cannot_do(folder,
 
 @pytest.mark.slow
 def test_the_server_answers_and_ends_when_it_is_told(folder):
-    server = subprocess.Popen([*SPALM, "serve", str(folder), "--port", "0"], stderr=subprocess.PIPE, text=True)
+    server = begun("serve", folder, "--port", 0)
     try:
-        address = next(line for line in server.stderr if "http://" in line).split(" is at ")[1].split()[0]
+        while "http://" not in server.errors():
+            assert server.poll() is None, server.errors()
+            time.sleep(0.05)
+        address = server.errors().split(" is at ")[1].split()[0]
         with urllib.request.urlopen(f"{address}health", timeout=60) as answer:
             assert json.load(answer)["status"] == "ok"
         body = json.dumps({"prompt": "ka1 lo2", "max_tokens": 4, "temperature": 0}).encode()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from support.commands import SMALL_RECIPE, SPALM, begun, refused, spalm
+from support.commands import PATIENCE, SMALL_RECIPE, begun, refused, script, spalm
 
 
 @pytest.fixture
@@ -17,11 +17,6 @@ def recipe(text_folder, tmp_path) -> Path:
     path = tmp_path / "small.yaml"
     path.write_text(SMALL_RECIPE.replace("PATH", str(text_folder)))
     return path
-
-
-def _heed_the_keyboard() -> None:
-    """In a new process: as in a terminal, even where the tests themselves run in the background."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.mark.slow
@@ -75,18 +70,18 @@ def _look_at(run: Path) -> None:
 
 @pytest.mark.slow
 def test_the_explorer_is_served_until_it_is_stopped(finished):
-    command = [*SPALM, "explore", str(finished.directory), "--port", "0"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, preexec_fn=_heed_the_keyboard) as server:
-        said = ""
-        while "the explorer is at" not in said:
-            line = server.stderr.readline()
-            assert line, said
-            said += line
-        address = said.split("the explorer is at ")[1].split(" ")[0]
+    server = begun("explore", finished.directory, "--port", 0)
+    try:
+        while "the explorer is at" not in server.errors():
+            assert server.poll() is None, server.errors()
+            time.sleep(0.05)
+        address = server.errors().split("the explorer is at ")[1].split(" ")[0]
         with urllib.request.urlopen(f"{address}api/about") as answer:
             assert json.load(answer)["memory"]["entries"] == 18_000
         server.send_signal(signal.SIGINT)
         server.wait(20)
+    finally:
+        server.kill()
 
 
 @pytest.mark.slow
@@ -135,14 +130,15 @@ def test_a_memory_grows_forgets_and_refuses(recipe, tmp_path):
 def test_killed_anywhere_it_ends_with_the_same_bytes(recipe, tmp_path):
     assert spalm("run", recipe, "--out", tmp_path / "whole", "training.steps=60").returncode == 0
     out, kills = tmp_path / "killed", 0
-    for delay in (0.3, 0.6, 1.0, 1.5, 2.0, 3.0, None):
+    for delay in (0.3, 0.6, 1.0, 1.5, 2.0, 3.0, PATIENCE):
         process = begun("run", recipe, "--out", out, "training.steps=60")
-        process.join(delay)
-        if process.is_alive():
+        try:
+            process.wait(delay)
+        except subprocess.TimeoutExpired:
             process.kill()
             kills += 1
-        process.join()
-    assert process.exitcode == 0
+        process.wait()
+    assert process.returncode == 0
     assert kills
     assert (out / "results.json").read_bytes() == (tmp_path / "whole" / "results.json").read_bytes()
     for stage in ("corpus", "transformer", "transformer-xl", "evaluation/transformer-xl-32"):
@@ -184,15 +180,13 @@ def test_text_that_looks_like_markup(tmp_path):
 
 @pytest.mark.slow
 def test_interrupted_from_the_keyboard(recipe, tmp_path):
-    command = [*SPALM, "train", str(recipe), "transformer", "training.steps=100000", "--out", str(tmp_path / "run")]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, preexec_fn=_heed_the_keyboard)
+    process = begun("train", recipe, "transformer", "training.steps=100000", "--out", tmp_path / "run")
     while not (tmp_path / "run" / "transformer" / "metrics.jsonl").exists():
         assert process.poll() is None
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate()
-    assert process.returncode == 130
-    assert said.endswith("spalm: stopped; run the same command again to go on from here\n")
+    assert process.wait() == 130
+    assert process.errors().endswith("spalm: stopped; run the same command again to go on from here\n")
 
 
 def test_wrong_words_on_the_command_line(recipe):
@@ -213,10 +207,7 @@ def test_a_truncated_token_array(recipe, tmp_path):
 @pytest.mark.slow
 def test_a_checkpoint_of_another_configuration(recipe, tmp_path):
     out = tmp_path / "run"
-    process = subprocess.Popen(
-        [*SPALM, "train", str(recipe), "transformer", "training.steps=100000", "--out", str(out)],
-        stderr=subprocess.DEVNULL,
-    )
+    process = begun("train", recipe, "transformer", "training.steps=100000", "--out", out)
     while not (out / "transformer" / "metrics.jsonl").exists():
         assert process.poll() is None
         time.sleep(0.05)
@@ -232,10 +223,10 @@ def test_no_disk_space(recipe, tmp_path):
     """A limit on the size of files stands for a full disk: the same error path, and it needs no privileges."""
     out = tmp_path / "run"
     assert spalm("corpus", recipe, "--out", out).returncode == 0
-    limited = ["bash", "-c", 'ulimit -f 8; exec "$@"', "bash", *SPALM]
-    found = subprocess.run(
-        [*limited, "train", str(recipe), "transformer", "--out", str(out)], capture_output=True, text=True
+    (tmp_path / "limited.py").write_text(
+        "import resource; from spalm.cli import main; resource.setrlimit(resource.RLIMIT_FSIZE, (8192, 8192)); main()"
     )
+    found = script(tmp_path / "limited.py", "train", recipe, "transformer", "--out", out).ended()
     assert found.returncode == 1, found.stderr
     assert "no space left" in found.stderr
     assert "Traceback" not in found.stderr

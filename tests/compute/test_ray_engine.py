@@ -6,7 +6,6 @@ import shutil
 import signal
 import socket
 import sqlite3
-import subprocess
 import sys
 import time
 from contextlib import closing
@@ -29,7 +28,7 @@ from spalm.neighbours import IndexSettings, NeighbourSettings, RamBudget, find_n
 from spalm.neighbours.index import on_disk
 from spalm.neighbours.join import bulk_join
 from spalm.neighbours.join.jobs import JoinJob
-from support.commands import SMALL_RECIPE, refused, spalm
+from support.commands import RANK, SMALL_RECIPE, SMALL_SETTINGS, refused, spalm, torchrun
 
 pytestmark = pytest.mark.slow
 
@@ -307,11 +306,9 @@ def test_storage_that_is_not_shared_is_told(corpus, engine, tmp_path, monkeypatc
 
 
 def test_the_command_on_a_cluster(cluster, text_folder, tmp_path):
-    from support.commands import SMALL_SETTINGS
-
     def command(out: Path, *more) -> str:
         about = [*SMALL_SETTINGS, f"corpus.source.path={text_folder}", "--out", out, "--ram", "1G", *more]
-        found = spalm("neighbours", *about, env={**os.environ, "RAY_ADDRESS": ""})
+        found = spalm("neighbours", *about, RAY_ADDRESS="")
         assert found.returncode == 0, found.stderr
         return found.stderr
 
@@ -328,10 +325,9 @@ def test_the_command_on_a_cluster(cluster, text_folder, tmp_path):
 def test_ranks_train_and_the_cluster_searches(cluster, text_folder, tmp_path):
     """A whole run under torchrun: of its ranks, the first alone asks the cluster."""
     (tmp_path / "small.yaml").write_text(SMALL_RECIPE.replace("PATH", str(text_folder)))
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "spalm"]
-    run = ["run", tmp_path / "small.yaml", "--out", tmp_path / "run", "--device", "cpu", "--ram", "1G"]
-    command = [*torchrun, *run, "--engine", "ray", "--address", cluster.address]
-    found = subprocess.run([*map(str, command)], capture_output=True, text=True, env={**os.environ, "RAY_ADDRESS": ""})
+    (tmp_path / "command.py").write_text(RANK)
+    run = [tmp_path / "command.py", "run", tmp_path / "small.yaml", "--out", tmp_path / "run", "--device", "cpu"]
+    found = torchrun(2, *run, "--ram", "1G", "--engine", "ray", "--address", cluster.address, RAY_ADDRESS="")
     assert found.returncode == 0, found.stderr
     assert "on 2 core(s) of 2 machines" in found.stderr
     rows = json.loads((tmp_path / "run" / "results.json").read_text())

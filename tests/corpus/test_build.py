@@ -1,7 +1,6 @@
 """Token arrays: right counts, right widths, resumed to the same bytes, bounded memory."""
 
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -12,7 +11,7 @@ import pytest
 from spalm.corpus import Corpus, CorpusSettings, TrainingBatches, build_corpus
 from spalm.corpus.tokens import token_dtype
 from spalm.errors import InputError
-from support.commands import begun_script
+from support.commands import script
 from support.small_texts import word_corpus
 
 
@@ -122,18 +121,17 @@ def test_killed_at_random_moments_it_resumes_to_the_same_bytes(tmp_path, files):
     )
     kills = 0
     while True:
-        process = begun_script(tmp_path / "build.py", settings(folder).model_dump_json(), tmp_path / "killed")
+        process = script(tmp_path / "build.py", settings(folder).model_dump_json(), tmp_path / "killed")
         journal = tmp_path / "killed" / "journal.json"
         before = journal.read_bytes() if journal.exists() else None
         if kills < 3:  # let it get somewhere first, then stop it in the middle of something
-            while process.is_alive() and (not journal.exists() or journal.read_bytes() == before):
+            while process.poll() is None and (not journal.exists() or journal.read_bytes() == before):
                 time.sleep(0.01)
             time.sleep(random.uniform(0, 0.2))
-            if process.is_alive():
-                os.kill(process.pid, signal.SIGKILL)
+            if process.poll() is None:
+                process.kill()
                 kills += 1
-        process.join()
-        if process.exitcode == 0:
+        if process.wait() == 0:
             break
     assert kills > 0
     assert Corpus(tmp_path / "killed").manifest == expected.manifest

@@ -142,7 +142,7 @@ def test_many_clients_at_once(attached_folder, tmp_path, capsys):
 def test_a_kill_loses_nothing_that_was_acknowledged(attached_folder, tmp_path):
     folder = copied(attached_folder, tmp_path / "tiny")
     before = texts_held(folder)
-    with in_process(folder, tmp_path / "log") as (process, address):
+    with in_process(folder) as (process, address):
         clients = [Client(number, address, time.monotonic() + PATIENCE) for number in range(4)]
         for client in clients:
             client.start()
@@ -194,9 +194,8 @@ def leave(client: httpx.Client, document: dict[str, str]) -> None:
         client.post(DOCUMENTS, json=document)
 
 
-def test_a_stop_waits_for_the_work_at_hand(attached_folder, tmp_path):
-    log = tmp_path / "log"
-    with in_process(attached_folder, log) as (process, address):
+def test_a_stop_waits_for_the_work_at_hand(attached_folder):
+    with in_process(attached_folder) as (process, address):
         asked = {"prompt": "ka1", "max_tokens": 100, "stream": True, "temperature": 0}
         with httpx.stream("POST", f"{address}/v1/completions", json=asked, timeout=PATIENCE) as answer:
             lines = answer.iter_lines()
@@ -205,7 +204,7 @@ def test_a_stop_waits_for_the_work_at_hand(attached_folder, tmp_path):
             rest = [line for line in lines if line]
         assert rest[-1] == "data: [DONE]"
         assert process.wait(PATIENCE) == 0
-    assert "Traceback" not in log.read_text()
+    assert "Traceback" not in process.errors()
 
 
 def test_a_stop_does_not_wait_for_ever(attached_folder):

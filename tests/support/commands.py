@@ -6,13 +6,12 @@ Most commands run in forks of one process that has loaded the libraries: a new P
 import multiprocessing
 import os
 import runpy
+import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
-from functools import partial
 from multiprocessing.forkserver import ensure_running
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
@@ -23,6 +22,16 @@ PATIENCE = 300
 """Seconds that a command may take."""
 SPALM = [sys.executable, "-c", "import torch; torch.set_num_threads(1); from spalm.cli import main; main()"]
 _PLAIN = SPALM
+RANK = """
+from spalm.cli import main
+
+try:
+    main()
+except SystemExit as end:
+    if end.code:
+        raise
+"""
+"""A Python file that is spalm on a rank of `torchrun`: it ends well by coming to its end."""
 SMALL_RECIPE = """
 title: A small run
 corpus:
@@ -58,91 +67,124 @@ SMALL_SETTINGS = [
 """Settings that make the demo small."""
 
 
+class Fork:
+    """A function that is called in a fork as its main program; its names and results are those of `subprocess`."""
+
+    def __init__(self, main: Callable[..., None], *arguments: object, cwd: Path | None = None, **variables: str):
+        """`main` gets the arguments as strings; `variables` are set in its environment."""
+        self.args = [*map(str, arguments)]
+        self._printed = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+        self._out, self._errors = Path(self._printed.name, "out"), Path(self._printed.name, "errors")
+        with pytest.MonkeyPatch.context() as patched:  # in Python 3.11 the process to fork from gets no sys.path
+            patched.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+            ensure_running()
+        about = (main, self.args, (self._out, self._errors), cwd or Path.cwd(), variables)
+        self._process = _FORKS.Process(target=_fork, args=about)
+        self._process.start()
+        self.pid = self._process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        return self._process.exitcode
+
+    def poll(self) -> int | None:
+        return self.returncode
+
+    def wait(self, timeout: float = PATIENCE) -> int:
+        self._process.join(timeout)
+        if self.returncode is None:
+            raise subprocess.TimeoutExpired(self.args, timeout)
+        return self.returncode
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def send_signal(self, number: int) -> None:
+        os.kill(self.pid, number)
+
+    def out(self) -> str:
+        """What it has printed up to now."""
+        return self._out.read_text() if self._out.exists() else ""
+
+    def errors(self) -> str:
+        """What it has printed as errors up to now."""
+        return self._errors.read_text() if self._errors.exists() else ""
+
+    def ended(self) -> subprocess.CompletedProcess:
+        """Waits for its end."""
+        try:
+            self.wait()
+        except subprocess.TimeoutExpired:
+            self.kill()
+            self.wait()
+        return subprocess.CompletedProcess(self.args, self.returncode, self.out(), self.errors())
+
+
 def spalm(*arguments: object, **more) -> subprocess.CompletedProcess:
-    """Runs a command to its end. With an environment or a standard input, in a Python of its own."""
-    command = [*map(str, arguments)]
-    if set(more) - {"cwd"} or SPALM is not _PLAIN:
-        return subprocess.run([*SPALM, *command], capture_output=True, text=True, **more)
-    return _ended(_spalm, command, more.get("cwd") or Path.cwd())
+    """Runs a command to its end. With a standard input, or another command than `SPALM`, in a Python of its own."""
+    if "input" in more or SPALM is not _PLAIN:
+        return subprocess.run([*SPALM, *map(str, arguments)], capture_output=True, text=True, **more)
+    return begun(*arguments, **more).ended()
 
 
-def begun(*arguments: object) -> BaseProcess:
-    """Starts a command whose work begins at once, to be killed; what it prints is lost."""
-    return _start(_spalm, [*map(str, arguments)], Path(os.devnull), Path(os.devnull), Path.cwd())
+def begun(*arguments: object, **more) -> Fork:
+    """Starts a command whose work begins at once."""
+    return Fork(_spalm, *arguments, **more)
 
 
-def begun_script(*arguments: object) -> BaseProcess:
-    """Starts a Python file with arguments, likewise."""
-    return _start(_script, [*map(str, arguments)], Path(os.devnull), Path(os.devnull), Path.cwd())
-
-
-def script(*arguments: object) -> subprocess.CompletedProcess:
-    """Runs a Python file with arguments to its end."""
-    return _ended(_script, [*map(str, arguments)], Path.cwd())
+def script(path: Path, *arguments: object) -> Fork:
+    """Starts a Python file with arguments."""
+    return Fork(_script, path, *arguments)
 
 
 def torchrun(count: int, *arguments: object, **variables: str) -> subprocess.CompletedProcess:
     """Runs a Python file on several ranks, with variables in their environment. torchrun and its ranks are forks."""
-    how = ["--standalone", "--nproc-per-node", count, "--start-method", "fork", "--run-path"]
-    return _ended(partial(_torchrun, variables), [*map(str, (*how, *arguments))], Path.cwd())
+    how = ("--standalone", "--nproc-per-node", count, "--start-method", "fork", "--run-path")
+    return Fork(_torchrun, *how, *arguments, OMP_NUM_THREADS="1", **variables).ended()
 
 
-def _ended(main: Callable[[list[str]], None], command: list[str], folder: Path) -> subprocess.CompletedProcess:
-    """Runs a function in a fork to its end."""
-    with tempfile.TemporaryDirectory() as printed:
-        out, errors = Path(printed, "out"), Path(printed, "errors")
-        process = _start(main, command, out, errors, folder)
-        process.join(PATIENCE)
-        if process.exitcode is None:
-            process.kill()
-            process.join()
-        return subprocess.CompletedProcess(
-            command, process.exitcode, *(path.read_text() if path.exists() else "" for path in (out, errors))
-        )
-
-
-def _start(main: Callable[[list[str]], None], command: list[str], out: Path, errors: Path, folder: Path) -> BaseProcess:
-    with pytest.MonkeyPatch.context() as patched:  # in Python 3.11 the process to fork from does not get our sys.path
-        patched.setenv("PYTHONPATH", os.pathsep.join(sys.path))
-        ensure_running()
-    process = _FORKS.Process(target=_fork, args=(main, command, out, errors, folder))
-    process.start()
-    return process
-
-
-def _fork(main: Callable[[list[str]], None], command: list[str], out: Path, errors: Path, folder: Path) -> None:
-    """Calls a function in a fork, where it is the main program."""
-    for number, path in ((1, out), (2, errors)):
+def _fork(
+    main: Callable[[list[str]], None],
+    arguments: list[str],
+    printed: tuple[Path, Path],
+    folder: Path,
+    variables: dict[str, str],
+) -> None:
+    """Is the fork."""
+    for number, path in enumerate(printed, 1):
         with path.open("w") as file:
             os.dup2(file.fileno(), number)
     os.chdir(folder)
+    os.environ.update(variables)
+    signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # as in a terminal, even if the tests are in the background
     import torch
 
     torch.set_num_threads(1)
     try:
-        main(command)
+        main(arguments)
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
 
 
-def _spalm(command: list[str]) -> None:
+def _spalm(arguments: list[str]) -> None:
     from spalm.cli import main
 
-    sys.argv = ["spalm", *command]
+    sys.argv = ["spalm", *arguments]
     main()
 
 
-def _script(command: list[str]) -> None:
-    sys.argv = command
-    runpy.run_path(command[0], run_name="__main__")
+def _script(arguments: list[str]) -> None:
+    sys.argv = arguments
+    runpy.run_path(arguments[0], run_name="__main__")
 
 
-def _torchrun(variables: dict[str, str], command: list[str]) -> None:
+def _torchrun(arguments: list[str]) -> None:
     from torch.distributed.run import main
 
-    os.environ.update(variables, OMP_NUM_THREADS="1")
-    main(command)
+    main(arguments)
 
 
 def refused(*arguments, **more) -> str:

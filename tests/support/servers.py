@@ -2,8 +2,6 @@
 
 import shutil
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -19,25 +17,20 @@ import uvicorn
 from fastapi import FastAPI
 from starlette.testclient import TestClient
 
+import spalm
 from spalm.attachment import Attached
 from spalm.compute import Hardware
 from spalm.generation import AttachedModels, Model, model_of
 from spalm.memory import Encoder
 from spalm.semiparametric import CombinedPrediction
-from spalm.server import make_server
+from spalm.server import make_server, serve
+from support.commands import Fork
 
 TEMPLATE = (
     "{% for message in messages %}{% if message.role == 'tool' %}{{ raise_exception('no tools here') }}{% endif %}"
     "<{{ message.role }}> {{ message.content }}\n{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
 )
 PATIENCE = 60.0
-_SCRIPT = """
-import sys, spalm, torch
-from spalm.server import make_server, serve
-torch.set_num_threads(1)
-execution = spalm.Execution(spalm.Hardware("cpu", 1))
-serve(make_server(spalm.load(sys.argv[1], execution=execution)), "127.0.0.1", 0, "the server")
-"""
 
 
 def wait_until(what: Callable[[], Any], why: str = "it never came") -> Any:
@@ -166,17 +159,22 @@ def stop(app: FastAPI) -> None:
 
 
 @contextmanager
-def in_process(folder: Path, log: Path) -> Iterator[tuple[subprocess.Popen, str]]:
+def in_process(folder: Path) -> Iterator[tuple[Fork, str]]:
     """The process of a server, to be killed, and its address."""
-    with log.open("w") as file, subprocess.Popen([sys.executable, "-c", _SCRIPT, str(folder)], stderr=file) as process:
-        try:
-            said = wait_until(lambda: _address(log) or process.poll() is not None, "the server did not begin")
-            assert isinstance(said, str), log.read_text()
-            yield process, said
-        finally:
-            process.kill()
+    process = Fork(_serve, folder)
+    try:
+        said = wait_until(lambda: _address(process) or process.poll() is not None, "the server did not begin")
+        assert isinstance(said, str), process.errors()
+        yield process, said
+    finally:
+        process.kill()
 
 
-def _address(log: Path) -> str | None:
-    said = log.read_text()
+def _serve(arguments: list[str]) -> None:
+    execution = spalm.Execution(Hardware("cpu", 1))
+    serve(make_server(spalm.load(arguments[0], execution=execution)), "127.0.0.1", 0, "the server")
+
+
+def _address(process: Fork) -> str | None:
+    said = process.errors()
     return said.split("the server is at ")[1].split("/ ;")[0] if "stop it with Ctrl-C" in said else None

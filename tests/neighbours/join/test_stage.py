@@ -6,7 +6,6 @@ import random
 import shutil
 import signal
 import subprocess
-import sys
 import time
 
 import numpy as np
@@ -29,7 +28,7 @@ from spalm.neighbours import (
 )
 from spalm.neighbours.exclusion import NOT_AN_ENTRY, QueryExclusion
 from spalm.neighbours.scratch_files import check_disk_space
-from support.commands import SMALL_SETTINGS
+from support.commands import PATIENCE, SMALL_SETTINGS, Fork, begun
 
 EXECUTION = Execution(cluster=LocalEngine(2), ram=2 << 30)
 
@@ -132,10 +131,8 @@ def test_too_little_memory_or_disk_is_told(tmp_path):
         check_disk_space(tmp_path, 1 << 60, "the table")
 
 
-def run(verb: str, out, text_folder, *more: str) -> subprocess.Popen:
-    start = [sys.executable, "-c", "from spalm.cli import main; main()", verb, *SMALL_SETTINGS]
-    command = [*start, f"corpus.source.path={text_folder}", "--out", str(out), "--threads", "1", *more]
-    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+def run(verb: str, out, text_folder, *more: str) -> Fork:
+    return begun(verb, *SMALL_SETTINGS, f"corpus.source.path={text_folder}", "--out", out, "--threads", 1, *more)
 
 
 @pytest.mark.slow
@@ -155,14 +152,14 @@ def test_killed_at_random_points_it_ends_with_the_same_bytes(text_folder, tmp_pa
         if attempt == 6:
             os.kill(process.pid, signal.SIGKILL)
         try:
-            process.wait(chance.uniform(0.35, 1.0) * length if attempt < 6 else None)
+            process.wait(chance.uniform(0.35, 1.0) * length if attempt < 6 else PATIENCE)
             if process.returncode == -signal.SIGKILL:
                 continue
         except subprocess.TimeoutExpired:
             os.kill(process.pid, signal.SIGKILL)
             process.wait()
             continue
-        assert process.returncode == 0, process.stderr.read()
+        assert process.returncode == 0, process.errors()
         break
     for name in ("train.ids", "train.distances", "dev.ids", "test.distances"):
         assert (killed / "neighbours" / name).read_bytes() == (whole / "neighbours" / name).read_bytes()
