@@ -50,11 +50,12 @@ def test_the_readmes_example_runs_as_it_stands(tmp_path, monkeypatch, capsys):
     write_model(tmp_path / "HuggingFaceTB" / "SmolLM2-135M-Instruct", "llama", text)
     recipes, texts = tmp_path / "recipes", tmp_path / "texts"
     recipes.mkdir(), texts.mkdir()
-    write_texts(texts)
+    write_texts(texts, documents=5)
     small = make_run(texts, tmp_path / "unused").recipe
     network = small.network.model_copy(update={"layers": 1, "width": 16, "feed_forward": 16})
-    training = small.training.model_copy(update={"batch_size": 2, "segment_length": 16, "evaluate_every": 250})
-    small = small.model_copy(update={"network": network, "training": training})
+    training = small.training.model_copy(update={"batch_size": 1, "segment_length": 8, "evaluate_every": 500})
+    adaptive = small.adaptive.model_copy(update={"passes": 1})
+    small = small.model_copy(update={"network": network, "training": training, "adaptive": adaptive})
     (recipes / "demo.yaml").write_text(small.model_dump_json())
     monkeypatch.setattr("spalm.runs.recipe.recipe_folder", lambda: recipes)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))

@@ -59,7 +59,7 @@ def test_a_memory_for_a_pretrained_model(tmp_path):
 def test_the_papers_table(tmp_path):
     texts = tmp_path / "texts"
     texts.mkdir()
-    write_texts(texts)
+    write_texts(texts, documents=5)
     recipe = tmp_path / "small.yaml"
     recipe.write_text(make_run(texts, tmp_path / "unused").recipe.model_dump_json())
     shown = run_notebook("the_papers_table.ipynb", tmp_path, RECIPE=str(recipe), SETTINGS={"training.steps": 60})

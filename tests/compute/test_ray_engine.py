@@ -28,7 +28,7 @@ from spalm.neighbours import IndexSettings, NeighbourSettings, RamBudget, find_n
 from spalm.neighbours.index import on_disk
 from spalm.neighbours.join import bulk_join
 from spalm.neighbours.join.jobs import JoinJob
-from support.commands import RANK, SMALL_RECIPE, SMALL_SETTINGS, refused, spalm, torchrun
+from support.commands import RANK, SMALL_RECIPE, SMALL_SETTINGS, refused, script, spalm, torchrun
 
 pytestmark = pytest.mark.slow
 
@@ -365,13 +365,12 @@ def test_a_wrong_address_is_one_line_and_soon(tmp_path, monkeypatch):
     assert "the local engine has none; give --engine ray too" in said
 
 
-def test_a_missing_extra_is_one_line(tmp_path, monkeypatch):
-    from support import commands
-
-    start = "import sys; sys.modules['ray'] = None; from spalm.cli import main; main()"
-    monkeypatch.setattr(commands, "SPALM", [commands.SPALM[0], "-c", start])
-    said = refused("run", "demo", "--out", tmp_path, "--engine", "ray")
-    assert said == "spalm: the engine ray needs its library: pip install 'spalm[ray]'"
+def test_a_missing_extra_is_one_line(tmp_path):
+    path = tmp_path / "without.py"
+    path.write_text("import sys; sys.modules['ray'] = None; from spalm.cli import main; main()")
+    found = script(path, "run", "demo", "--out", tmp_path / "run", "--engine", "ray").ended()
+    assert found.returncode == 1
+    assert found.stderr == "spalm: the engine ray needs its library: pip install 'spalm[ray]'\n"
 
 
 def test_a_budget_is_of_one_machine(engine):

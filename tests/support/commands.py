@@ -1,6 +1,6 @@
 """The command as a user types it, in a process of its own, and small recipes to run it with.
 
-Most commands run in forks of one process that has loaded the libraries: a new Python would spend its time importing.
+Commands run in forks of one process that has loaded the libraries: a new Python would spend its time importing.
 """
 
 import multiprocessing
@@ -20,8 +20,6 @@ _FORKS = multiprocessing.get_context("forkserver")
 _FORKS.set_forkserver_preload(["support.preloaded"])
 PATIENCE = 300
 """Seconds that a command may take."""
-SPALM = [sys.executable, "-c", "import torch; torch.set_num_threads(1); from spalm.cli import main; main()"]
-_PLAIN = SPALM
 RANK = """
 from spalm.cli import main
 
@@ -121,14 +119,12 @@ class Fork:
 
 
 def spalm(*arguments: object, **more) -> subprocess.CompletedProcess:
-    """Runs a command to its end. With a standard input, or another command than `SPALM`, in a Python of its own."""
-    if "input" in more or SPALM is not _PLAIN:
-        return subprocess.run([*SPALM, *map(str, arguments)], capture_output=True, text=True, **more)
+    """Runs a command to its end."""
     return begun(*arguments, **more).ended()
 
 
 def begun(*arguments: object, **more) -> Fork:
-    """Starts a command whose work begins at once."""
+    """Starts a command whose work begins at once, in a folder `cwd`, with variables in its environment."""
     return Fork(_spalm, *arguments, **more)
 
 

@@ -20,11 +20,12 @@ def _text(random: np.random.Generator, facts: np.ndarray, count: int) -> str:
     )
 
 
-def write_texts(folder: Path) -> None:
+def write_texts(folder: Path, documents: int = 24) -> None:
+    """Writes the splits of a corpus, with a number of documents to train on."""
     random = np.random.default_rng(0)
     facts = random.integers(0, len(NAMES), (FACTS, 3))
-    for name, documents in (("train", 24), ("valid", 3), ("test", 3)):
-        lines = [{"id": _name(name, i), "text": _text(random, facts, 150)} for i in range(documents)]
+    for name, count in (("train", documents), ("valid", 3), ("test", 3)):
+        lines = [{"id": _name(name, i), "text": _text(random, facts, 150)} for i in range(count)]
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
