@@ -107,7 +107,7 @@ def assert_same_losses(found: Path, expected: Path) -> None:
 
 def test_two_ranks_have_the_losses_of_one(one, folder, tmp_path):
     """With torchrun as a user types it; the other tests have forks of a process that has loaded the libraries."""
-    command = [*TORCHRUN, *map(str, command_of(folder, "spalm", tmp_path))]
+    command = [*TORCHRUN, "-m", "spalm", *map(str, command_of(folder, "spalm", tmp_path)[1:])]
     assert said(subprocess.run(command, capture_output=True, text=True, timeout=120)) == []
     for model in ("transformer", "transformer-xl", "spalm"):
         assert_same_losses(tmp_path / model, one / model)
