@@ -76,6 +76,7 @@ class Held:
 
     def __call__(self, model: Model) -> Model:
         self._inner = model.combiner
+        self.uses_neighbours, self.uses_matches = self._inner.uses_neighbours, self._inner.uses_matches
         return with_combiner(model, self)
 
     def combine(self, *about: Any) -> CombinedPrediction:
@@ -124,6 +125,7 @@ class Scripted:
 
     def __call__(self, model: Model) -> Model:
         self._inner = model.combiner
+        self.uses_neighbours, self.uses_matches = self._inner.uses_neighbours, self._inner.uses_matches
         return with_combiner(model, self)
 
     def combine(self, *about: Any) -> CombinedPrediction:

@@ -41,7 +41,7 @@ class AttachedModels(ModelSet):
 
     @property
     def encoder_of_documents(self) -> Encoder | None:
-        return self.attached.encoder_of_documents
+        return self.encoder if self.attached.has_keys else None
 
     @cached_property
     def search(self) -> Search:
