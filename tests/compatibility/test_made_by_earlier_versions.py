@@ -92,13 +92,13 @@ def test_commands_read_what_was_made(archive, tmp_path):
 
 
 def test_a_run_that_was_finished_is_finished(archive, tmp_path):
-    """The same command finds every stage done and changes nothing; it only adds the rows that are new."""
+    """The same command finds every stage done and changes nothing; it only adds the rows that are new, of which one is the default."""
     folder = unpacked(archive, tmp_path)
     before = contents(folder / "run")
     found = spalm("run", "recipe.yaml", "--out", "run", "--threads", "1", cwd=folder)
     assert found.returncode == 0, found.stderr
     after = contents(folder / "run")
     changed = {name for name in before if after[name] != before[name]}
-    assert changed <= {"results.json", "recipe.yaml"}
+    assert changed <= {"results.json", "recipe.yaml", "config.json"}
     new = {name.split("/")[1].split("-")[0] for name in after.keys() - before.keys() if name.startswith("evaluation/")}
     assert new == {"inputs", "nearest", "exact", "adaptive"}
