@@ -1,6 +1,6 @@
 # make demo    set up, then train and compare the models on the standard library of this Python, and write a report
 # make check   set up, then lint, check the types and run the quick tests (aim: two minutes on two cores)
-# make test    set up, then lint, check the types and run every test (aim: nine minutes on two cores)
+# make test    set up, then run every test (aim: nine minutes on two cores)
 # make docs    set up, then build the site in site/, strictly and without a network
 # make bench   run every benchmark; each writes runs/bench/NAME.json
 
@@ -13,7 +13,7 @@ READY := $(VENV)/.ready
 PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n 3 --dist loadgroup --no-loadscope-reorder
 BENCHMARKS := attach training neighbours spalm ray disk plan exact
 
-.PHONY: setup demo lint quick-tests all-tests check test docs bench $(addprefix bench-,$(BENCHMARKS)) clean
+.PHONY: setup demo lint quick-tests check test docs bench $(addprefix bench-,$(BENCHMARKS)) clean
 
 setup: $(READY)
 
@@ -36,14 +36,11 @@ lint: $(READY)
 quick-tests: $(READY)
 	$(PYTEST) -m "not slow" $(ARGS)
 
-all-tests: $(READY)
-	$(PYTEST) $(ARGS)
-
 check: $(READY)
 	@$(MAKE) --no-print-directory -j2 lint quick-tests
 
 test: $(READY)
-	@$(MAKE) --no-print-directory -j2 lint all-tests
+	$(PYTEST) $(ARGS)
 
 docs: $(READY)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
