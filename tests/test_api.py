@@ -153,7 +153,7 @@ def test_a_runs_networks_are_loaded_once(finished, monkeypatch):
 
         monkeypatch.setattr(kind, "load", load)
     opened = spalm.load(finished.directory, execution=CPU)
-    assert loaded == ["spalm"]
+    assert loaded == ["transformer-xl"]
     opened.generate("ka1", max_tokens=2)
     opened.explain("ka1 lo2", position=1)
     assert isinstance(opened.models, RunModels)

@@ -66,9 +66,9 @@ def test_files_of_the_project_that_a_page_names_exist(page):
             assert (ROOT / name).exists() or (ROOT / "src" / "spalm" / name).exists(), name
 
 
-def test_the_map_has_twenty_questions():
+def test_the_map_has_twenty_questions_or_more():
     questions = re.findall(r"^\| (.+\?) \| `([\w/]+\.py)` \|$", (DOCS / "design.md").read_text("utf-8"), re.MULTILINE)
-    assert len(questions) == len({file for _, file in questions}) == 20
+    assert len(questions) == len({file for _, file in questions}) >= 20
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

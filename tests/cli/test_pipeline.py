@@ -36,7 +36,7 @@ def test_a_whole_run_then_nothing_to_do_then_one_change(recipe, tmp_path):
         assert f"{row['test']:.2f}" in first.stdout
     again = spalm("run", recipe, "--out", out)
     assert again.stdout == first.stdout
-    assert again.stderr.count("finished before, unchanged") == 22
+    assert again.stderr.count("finished before, unchanged") == 24
     assert again.stderr.count("remembered before, unchanged") == 1
     assert "train " not in again.stderr
     _look_at(out)

@@ -92,7 +92,7 @@ def test_commands_read_what_was_made(archive, tmp_path):
 
 
 def test_a_run_that_was_finished_is_finished(archive, tmp_path):
-    """The same command finds every stage done and changes nothing; it only adds the rows that are new, of which one is the default."""
+    """The same command finds every stage done and changes nothing but the table; it adds the rows that are new."""
     folder = unpacked(archive, tmp_path)
     before = contents(folder / "run")
     found = spalm("run", "recipe.yaml", "--out", "run", "--threads", "1", cwd=folder)
