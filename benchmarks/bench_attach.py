@@ -112,9 +112,9 @@ def with_budget(model: Model, attached: Attached, share: float) -> Model:
     return replace(model, policy=attached.policy, threshold=point["threshold"])
 
 
-def gain_kept(curve: list[dict[str, float]], share: float) -> dict[str, float]:
-    """Returns the part of the gain that is left when only a share of the positions is searched."""
-    plain, whole = curve[0]["perplexity"], curve[-1]["perplexity"]
+def gain_kept(curve: list[dict[str, float]], plain: float, share: float) -> dict[str, float]:
+    """Returns the part of the gain over the plain model that is left when only a share of the positions is searched."""
+    whole = curve[-1]["perplexity"]
     point = next(point for point in curve if point["wanted"] == share)
     nats = math.log(plain / point["perplexity"]) / math.log(plain / whole)
     return {"searched": point["searched"], "perplexity": (plain - point["perplexity"]) / (plain - whole), "nats": nats}
@@ -151,7 +151,7 @@ def main() -> None:
     prompts = [[test.start, *test.tokens[start : start + 40].tolist()] for start in starts]
     everywhere = generation_ratio(model, prompts)
     sparing = generation_ratio(with_budget(model, attached, _BUDGET), prompts)
-    kept = gain_kept(attached.combiner_artifact.facts["curve"], _BUDGET)
+    kept = gain_kept(attached.combiner_artifact.facts["curve"], figures["test"]["plain"], _BUDGET)
     result = {
         "perplexity_plain": figures["test"]["plain"],
         "perplexity_knn_lm": figures["test"]["knn-lm"],

@@ -67,5 +67,5 @@ def test_the_gain_that_is_kept_is_counted_in_perplexity_and_in_nats():
         {"wanted": 0.3, "searched": 0.28, "perplexity": 8.0},
         {"wanted": 1.0, "searched": 1.0, "perplexity": 6.0},
     ]
-    kept = attach.gain_kept(curve, 0.3)
+    kept = attach.gain_kept(curve, 16.0, 0.3)
     assert kept == {"searched": 0.28, "perplexity": 0.8, "nats": pytest.approx(math.log(2) / math.log(16 / 6))}

@@ -29,7 +29,6 @@ from spalm.compute import Execution
 from spalm.console import bar, say
 from spalm.corpus import Corpus, CorpusSettings, TokeniserSettings, build_corpus, tokenise_files
 from spalm.corpus.sources.text_files import TextFiles
-from spalm.errors import InputError
 from spalm.lm.pretrained import PretrainedFolder, locate_pretrained
 from spalm.memory import Encoder, Memory, MemorySettings, open_memory, remember, source_of_split, source_of_text
 from spalm.runs import HELD_OUT
@@ -115,11 +114,6 @@ def _remember_library(memory: Memory, corpus: Corpus, settings: AttachSettings, 
     content = [(name, artifact.digest_of_file(path)) for name, path in files]
     source = {"library": artifact.digest_of_json([content, settings.document_start]), "corpus": corpus.digest}
     if not memory.remembers(source):
-        if memory.remembers(source_of_split(corpus, HELD_OUT[-1])):
-            raise InputError(
-                f"{memory.directory} holds the documents that figures are measured on already; attach the library to "
-                "another --out, or add it with `spalm remember`"
-            )
         with bar("tokenise the library", None):
             text = tokenise_files(paths, corpus.tokeniser, settings.document_start)
         remember(memory, None, text, source, execution=execution)

@@ -16,9 +16,12 @@ from spalm.attachment.settings import AttachSettings
 from spalm.console import say
 from spalm.corpus import Corpus, TokenStream, tokenise_files
 from spalm.errors import InputError
+from spalm.settings import differences
 
 CHOICE_FILE = "memory-choice.json"
-"""File that holds what `memory = auto` chose, so that a killed run continues with the same choice."""
+"""File that holds which memory a folder was begun with, so that a killed run continues with the same."""
+_CHOICES = ("memory", "keys", "like", "library")
+"""Settings that it holds."""
 _ALL_WITHIN, _SOME_WITHIN = 600, 300
 """Seconds: if all keys are made within the first, all are made; otherwise those that are made within the second."""
 _MEASURED = 2048
@@ -51,29 +54,45 @@ class KeyedText:
 
 
 def choose_memory(settings: AttachSettings, base: PretrainedBase, corpus: Corpus, directory: Path) -> AttachSettings:
-    """Returns the settings with `memory` resolved, and says what it will take; measures how fast the model reads."""
-    train = corpus.split("train")
-    if settings.memory != "auto":
-        return settings
-    if settings.keys is not None:
-        return settings.model_copy(update={"memory": "both"})
+    """Returns the settings with `memory` resolved; the first choice for a folder and a text holds.
+
+    Another choice later would be measured with the held-out documents in the memory, so it is refused.
+    """
     path = directory / CHOICE_FILE
     known = artifact.read_json(path) if path.exists() else {}
-    if known.get("corpus") != corpus.digest:
-        speed = _tokens_per_second(base, train)
-        keys = None if len(train) <= _ALL_WITHIN * speed else int(_SOME_WITHIN * speed)
-        known = {"corpus": corpus.digest, "keys": keys, "tokens_per_second": speed}
-        artifact.write_json(path, known)
-    keys, speed = known["keys"], known["tokens_per_second"]
-    if keys is None:
-        say(f"keys of {len(train):,} tokens: about {_duration(len(train) / speed)} at {speed:,.0f} tokens/s")
-    else:
-        say(
-            f"keys of all {len(train):,} tokens would take {_duration(len(train) / speed)} at {speed:,.0f} tokens/s; "
-            f"they are made for {keys:,} ({_duration(keys / speed)}), and exact matches for everything. "
-            "--memory exact makes no keys, --keys N more or fewer"
-        )
-    return settings.model_copy(update={"memory": "both", "keys": keys})
+    if known.get("corpus") == corpus.digest:
+        begun = {name: known[name] for name in _CHOICES}
+        asked = {name: getattr(settings, name) for name in _CHOICES}
+        left_to_us = settings.memory == "auto" and settings.keys is None
+        if left_to_us:
+            asked |= {"memory": begun["memory"], "keys": begun["keys"]}
+        elif settings.memory == "auto":
+            asked["memory"] = "both"
+        if changed := differences(begun, asked):
+            raise InputError(f"{directory} was begun with another memory ({changed[0]}); give another --out")
+        return settings.model_copy(update=begun)
+    speed = None
+    if settings.memory == "auto":
+        speed = _tokens_per_second(base, corpus.split("train")) if settings.keys is None else None
+        keys = settings.keys if speed is None else _affordable_keys(len(corpus.split("train")), speed)
+        settings = settings.model_copy(update={"memory": "both", "keys": keys})
+    chosen = {name: getattr(settings, name) for name in _CHOICES}
+    artifact.write_json(path, {"corpus": corpus.digest, **chosen, "tokens_per_second": speed})
+    return settings
+
+
+def _affordable_keys(tokens: int, speed: float) -> int | None:
+    """Returns how many keys are made at this speed, None for all, and says so."""
+    if tokens <= _ALL_WITHIN * speed:
+        say(f"keys of {tokens:,} tokens: about {_duration(tokens / speed)} at {speed:,.0f} tokens/s")
+        return None
+    keys = int(_SOME_WITHIN * speed)
+    say(
+        f"keys of all {tokens:,} tokens would take {_duration(tokens / speed)} at {speed:,.0f} tokens/s; they are made "
+        f"for {keys:,} ({_duration(keys / speed)}), and exact matches for everything. --memory exact makes no keys, "
+        "--keys N more or fewer"
+    )
+    return keys
 
 
 def _tokens_per_second(base: PretrainedBase, train: TokenStream) -> float:

@@ -31,7 +31,7 @@ def attach_(
     out: Annotated[Path, typer.Option(help="Folder to make.")],
     memory: Annotated[
         Literal["auto", "both", "exact"],
-        typer.Option(help="memory=: nearest contexts and exact matches, or exact matches alone, made in a minute."),
+        typer.Option(help="memory=: nearest contexts and exact matches, or exact matches alone, which need no keys."),
     ] = "auto",
     keys: Annotated[
         str | None, typer.Option(metavar="N", help="keys=: how many positions get keys at most, such as 200k.")
