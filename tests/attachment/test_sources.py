@@ -132,7 +132,7 @@ def test_keys_for_some_documents_and_a_library(base, texts, tmp_path):
     assert (again.combiner_artifact.directory / "manifest.json").read_bytes() == before
     for change in ({"library": []}, {"keys": 1000}, {"memory": "exact", "keys": None}):
         other = settings.model_copy(update=change)
-        with pytest.raises(InputError, match="was begun with another memory .* give another --out"):
+        with pytest.raises(InputError, match=r"was begun with another memory .* give another --out"):
             attach(folder, texts, tmp_path / "out", other, ON_CPU)
 
 

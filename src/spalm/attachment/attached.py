@@ -8,6 +8,7 @@ DIR/index            the index for live searches, where the memory has keys
 DIR/combiner         the adaptive mixture, kNN-LM's setting, the search policy, and what they gained
 """
 
+from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 from typing import TypeVar
@@ -37,7 +38,7 @@ from spalm.semiparametric import (
     Search,
     open_search,
 )
-from spalm.training import load_parameters
+from spalm.training import load_network
 
 ModuleType = TypeVar("ModuleType", bound=nn.Module)
 COMBINER_KIND = "attached combiner"
@@ -100,23 +101,26 @@ class Attached:
     @cached_property
     def mixture(self) -> AdaptiveMixture:
         """The fitted adaptive mixture."""
-        facts = self.combiner_artifact.facts
-        mixture = AdaptiveMixture(self.settings.adaptive, facts["width"], facts["neighbours"], facts.get("levels", 0))
-        return self._load(mixture, MIXTURE_FILE)
+        settings, facts = self.settings.adaptive, self.combiner_artifact.facts
+        return self._load(
+            lambda: AdaptiveMixture(settings, facts["width"], facts["neighbours"], facts.get("levels", 0)), MIXTURE_FILE
+        )
 
     @cached_property
     def policy(self) -> SearchPolicy:
         """The fitted search policy."""
-        return self._load(SearchPolicy(self.settings.policy, self.combiner_artifact.facts["width"]), POLICY_FILE)
+        return self._load(
+            lambda: SearchPolicy(self.settings.policy, self.combiner_artifact.facts["width"]), POLICY_FILE
+        )
 
     @cached_property
     def gate(self) -> Gate:
         """The trained gate, if it was asked for when the memory was attached."""
-        return self._load(Gate(self.settings.gate, self.combiner_artifact.facts["width"]), GATE_FILE)
+        return self._load(lambda: Gate(self.settings.gate, self.combiner_artifact.facts["width"]), GATE_FILE)
 
-    def _load(self, module: ModuleType, file: str) -> ModuleType:
+    def _load(self, make: Callable[[], ModuleType], file: str) -> ModuleType:
         """Returns a part of the combiner with its parameters, frozen."""
-        load_parameters(module, self.combiner_artifact.directory / file)
+        module = load_network(make, self.combiner_artifact.directory / file)
         return module.eval().requires_grad_(requires_grad=False).to(self.base.device)
 
     @property

@@ -20,7 +20,7 @@ from spalm.training import (
     Progress,
     TrainingSettings,
     TrainingTask,
-    load_parameters,
+    load_network,
     run_training_stage,
     train,
 )
@@ -126,6 +126,5 @@ class TrainedModel(Artifact):
 
     def _filled(self, file: str) -> Transformer:
         """Returns the network with the parameters of a file."""
-        model = Transformer(self.model_settings.network, self.facts["vocabulary"])
-        load_parameters(model, self.directory / file)
-        return model
+        network, vocabulary = self.model_settings.network, self.facts["vocabulary"]
+        return load_network(lambda: Transformer(network, vocabulary), self.directory / file)

@@ -24,7 +24,7 @@ from spalm.runs.rows import HELD_OUT, HeldOut, Source
 from spalm.semiparametric import Knn, Retrieved, Retriever, TrainingExamples, tune_knn
 from spalm.semiparametric.adaptive import PARAMETER_FORMAT, AdaptiveMixture, AdaptiveSettings, learn_mixture
 from spalm.semiparametric.knn import KnnSettings
-from spalm.training import load_parameters
+from spalm.training import load_network
 from spalm.training.checkpoint import save_tensors
 
 MIXTURE = "mixture.safetensors"
@@ -166,8 +166,10 @@ def load_mixture(records: Records, file: str) -> AdaptiveMixture:
     """Loads one of the adaptive mixtures of some records."""
     settings = AdaptiveSettings.parse(records.settings["adaptive"], str(records.directory))
     facts = records.facts
-    mixture = AdaptiveMixture(settings, facts["width"], facts["neighbours"], facts.get("levels", 0))
-    load_parameters(mixture, records.directory / file)
+    mixture = load_network(
+        lambda: AdaptiveMixture(settings, facts["width"], facts["neighbours"], facts.get("levels", 0)),
+        records.directory / file,
+    )
     return mixture.eval().requires_grad_(requires_grad=False)
 
 

@@ -21,7 +21,7 @@ from spalm.semiparametric.model import Spalm
 from spalm.semiparametric.retrieval import Retrieved, Retriever
 from spalm.semiparametric.scorer import Scorer, mean_loss
 from spalm.settings import Settings
-from spalm.training import BEST_FILE, TrainingTask, load_parameters, run_training_stage, train
+from spalm.training import BEST_FILE, TrainingTask, load_network, run_training_stage, train
 
 _KIND = "semiparametric language model"
 _VERSION = 1
@@ -140,7 +140,8 @@ class TrainedSpalm(Artifact):
 
     def load(self, device: torch.device) -> Spalm:
         """Returns the model on a device, frozen and in evaluation mode."""
-        base = Transformer(self.model_settings.network, self.facts["vocabulary"])
-        model = Spalm(base, self.model_settings.spalm.gate)
-        load_parameters(model, self.directory / BEST_FILE)
+        network, gate = self.model_settings.network, self.model_settings.spalm.gate
+        model = load_network(
+            lambda: Spalm(Transformer(network, self.facts["vocabulary"]), gate), self.directory / BEST_FILE
+        )
         return model.to(device).eval().requires_grad_(requires_grad=False)

@@ -1,6 +1,6 @@
 """A model and a text in, a trained model out: loop, optimiser and schedule, checkpoints, run log."""
 
-from spalm.training.checkpoint import Progress, load_parameters
+from spalm.training.checkpoint import Progress, load_network
 from spalm.training.gradients import RandomLayer
 from spalm.training.loop import BEST_FILE, KEPT_FILE, TrainingSettings, TrainingTask, train
 from spalm.training.optimiser import OptimiserSettings
@@ -14,7 +14,7 @@ __all__ = [
     "RandomLayer",
     "TrainingSettings",
     "TrainingTask",
-    "load_parameters",
+    "load_network",
     "run_training_stage",
     "train",
 ]

@@ -12,8 +12,10 @@ import json
 import os
 import re
 import shutil
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from safetensors import SafetensorError
@@ -25,6 +27,7 @@ from spalm.compute.ranks import SINGLE_RANK, Ranks
 from spalm.errors import InputError
 from spalm.training.replica import full_tensor, shard_like
 
+ModuleType = TypeVar("ModuleType", bound=nn.Module)
 FOLDER = "checkpoint"
 """Name of the folder of checkpoints in a model's directory."""
 
@@ -56,8 +59,14 @@ def save_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
     temporary.replace(path)
 
 
-def load_parameters(model: nn.Module, path: Path) -> None:
-    """Fills a model from a safetensors file; raises an error if the file was made for another network."""
+@torch.random.fork_rng(devices=[])
+def load_network(make: Callable[[], ModuleType], path: Path) -> ModuleType:
+    """Returns a new network with the parameters of a safetensors file; raises an error if they are another network's.
+
+    The parameters that a network is made with use random numbers. Those of the caller, who may be sampling with a
+    seed, stay as they were.
+    """
+    model = make()
     try:
         tensors = load_file(path)
     except (SafetensorError, FileNotFoundError) as error:
@@ -72,6 +81,7 @@ def load_parameters(model: nn.Module, path: Path) -> None:
                 "use the settings it was made with, or train the model again"
             )
     model.load_state_dict(tensors)
+    return model
 
 
 def save(
