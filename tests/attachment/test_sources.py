@@ -1,5 +1,6 @@
 """A memory with exact matches alone, with keys for some documents, with a library; and what is chosen by itself."""
 
+import math
 import shutil
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from spalm.artifact import read_json
 from spalm.attachment import Attached, AttachSettings, attach, keyed_text, score_files
 from spalm.attachment.keyed_text import CHOICE_FILE, KeyedText, choose_memory, likeness
 from spalm.compute import Execution, Hardware
-from spalm.corpus import TokenStream
+from spalm.corpus import TokenStream, tokenise_files
 from spalm.errors import InputError
 from spalm.generation import AttachedModels, model_of
 from spalm.memory.exact import reversed_context
@@ -152,11 +153,34 @@ def test_the_last_documents_or_those_most_alike_get_keys(base, tmp_path):
         KeyedText.choose(train, settings.model_copy(update={"keys": 1}), corpus)
 
 
-def test_likeness_counts_rare_tokens_that_both_have():
-    documents = stream([1, 2, 3, 4], [1, 2, 5, 6], [1, 7, 8, 9])
-    scores = likeness(documents, stream([5, 6, 1]))
+def test_keys_that_are_left_over_go_to_the_library(base, texts, tmp_path):
+    folder, corpus = str(base.base.folder.path), base.corpus
+    (tmp_path / "library").mkdir()
+    names = [f"{name}.txt" for name in ("alike", "other")]
+    alike = corpus.tokeniser.decode(corpus.split("train").tokens[:200].tolist())
+    for name, text in zip(names, (alike, "0123456789 " * 40)):
+        (tmp_path / "library" / name).write_text(text)
+    library = tokenise_files([tmp_path / "library"], corpus.tokeniser)
+    keys = len(corpus.split("train")) + int(library.ends[0])
+    settings = SMALL.model_copy(update={"memory": "both", "keys": keys, "library": [str(tmp_path / "library")]})
+    made = attach(folder, texts, tmp_path / "out", settings, ON_CPU)
+    entries = made.memory.entries()
+    documents = {name: entries.live_documents.names.index(name) for name in names}
+    with_keys = set(entries.live_documents.index_of(entries.with_keys.ids(np.arange(len(entries.with_keys)))))
+    assert documents["alike.txt"] in with_keys
+    assert documents["other.txt"] not in with_keys
+    model = model_of(AttachedModels(made))
+    (span, *_) = model.trace("0123456789 " * 20)
+    assert span.sources[0].document == "other.txt", "the whole library has exact matches"
+
+
+def test_likeness_is_a_difference_of_cross_entropies():
+    documents = stream([1, 2, 3, 4], [1, 5, 5, 6], [1, 7, 8, 9])
+    scores = likeness(documents, stream([5, 6, 1, 1]))
     assert scores.argmax() == 1
-    assert scores[2] == 0, "a token that every document has says nothing"
+    common, frequent, rare = (math.log((1 + ratio) / 2) for ratio in (2.0, 1.5, 3.0))  # p_sample / p_all
+    assert scores[1] == pytest.approx((common + 2 * frequent + rare) / 4)
+    assert scores[2] == pytest.approx((common + 3 * math.log(1 / 2)) / 4)
 
 
 @pytest.mark.parametrize(("speed", "keys"), [(1e6, None), (4.0, 1200)])

@@ -22,7 +22,7 @@ from spalm.attachment.base import PretrainedBase
 from spalm.attachment.fitting.examples import ExampleSets, LearnedText
 from spalm.attachment.fitting.learning import fit_combiner
 from spalm.attachment.fitting.measuring import overlap, perplexities, search_curve
-from spalm.attachment.keyed_text import KeyedText, choose_memory
+from spalm.attachment.keyed_text import KeyedText, choose_memory, keys_for_library
 from spalm.attachment.policy import search_threshold
 from spalm.attachment.settings import AttachSettings
 from spalm.compute import Execution
@@ -103,12 +103,17 @@ def _remember_training(
     learned = LearnedText(chosen.with_keys if len(chosen.with_keys) else train, first_ids[0])
     end = first_ids[-1] + (len(chosen.without_keys) if divided else len(train))
     if settings.library:
-        end = _remember_library(memory, corpus, settings, execution)
+        end = _remember_library(memory, base.encoder, corpus, settings, execution)
     return _TrainingMemory(memory, learned, end, None if len(chosen.without_keys) else base.encoder)
 
 
-def _remember_library(memory: Memory, corpus: Corpus, settings: AttachSettings, execution: Execution) -> int:
-    """Remembers the library without keys; returns the id after its last position."""
+def _remember_library(
+    memory: Memory, encoder: Encoder, corpus: Corpus, settings: AttachSettings, execution: Execution
+) -> int:
+    """Remembers the library; returns the id after its last position.
+
+    Its documents get no keys, unless the settings ask for more of them than there are training positions.
+    """
     paths = [Path(path).expanduser().resolve() for path in settings.library]
     files = TextFiles(kind="text", path=[str(path) for path in paths]).files()
     content = [(name, artifact.digest_of_file(path)) for name, path in files]
@@ -116,6 +121,10 @@ def _remember_library(memory: Memory, corpus: Corpus, settings: AttachSettings, 
     if not memory.remembers(source):
         with bar("tokenise the library", None):
             text = tokenise_files(paths, corpus.tokeniser, settings.document_start)
+        if keys_for_library(settings, corpus):
+            chosen = KeyedText.choose_from_library(text, settings, corpus)
+            remember(memory, encoder, chosen.with_keys, {**source, "keys": settings.keys}, execution=execution)
+            text = chosen.without_keys
         remember(memory, None, text, source, execution=execution)
     return memory.end_id(source)
 

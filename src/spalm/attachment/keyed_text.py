@@ -30,7 +30,7 @@ _MEASURED = 2048
 
 @dataclass(frozen=True)
 class KeyedText:
-    """The training documents, divided into those with keys and those without."""
+    """Documents, divided into those with keys and those without."""
 
     with_keys: TokenStream
     without_keys: TokenStream
@@ -43,14 +43,31 @@ class KeyedText:
             return cls(train.only(~everything), train)
         if settings.keys is None or settings.keys >= len(train):
             return cls(train, train.only(~everything))
-        scores = np.arange(len(train.ends), dtype=float)
-        if settings.like is not None:
-            sample = tokenise_files([Path(settings.like)], corpus.tokeniser)
-            scores = likeness(train, sample)
+        sample = _sample(settings, corpus)
+        scores = np.arange(len(train.ends), dtype=float) if sample is None else likeness(train, sample)
         chosen = _within(train, scores, settings.keys)
         if not chosen.any():
             raise InputError(f"keys = {settings.keys:,}: no training document is so short; give a higher number")
         return cls(train.only(chosen), train.only(~chosen))
+
+    @classmethod
+    def choose_from_library(cls, library: TokenStream, settings: AttachSettings, corpus: Corpus) -> "KeyedText":
+        """Divides a library: the keys that the training documents leave over go to what is most like these."""
+        train = corpus.split("train")
+        sample = _sample(settings, corpus)
+        scores = likeness(library, train if sample is None else sample)
+        chosen = _within(library, scores, keys_for_library(settings, corpus))
+        return cls(library.only(chosen), library.only(~chosen))
+
+
+def keys_for_library(settings: AttachSettings, corpus: Corpus) -> int:
+    """Returns how many positions of the library may get keys: those of `keys` that the training documents leave over."""
+    return max(0, (settings.keys or 0) - len(corpus.split("train")))
+
+
+def _sample(settings: AttachSettings, corpus: Corpus) -> TokenStream | None:
+    """Returns the text that documents with keys are to be like, if one was given."""
+    return None if settings.like is None else tokenise_files([Path(settings.like)], corpus.tokeniser)
 
 
 def choose_memory(settings: AttachSettings, base: PretrainedBase, corpus: Corpus, directory: Path) -> AttachSettings:
@@ -112,22 +129,17 @@ def _duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
-def likeness(train: TokenStream, sample: TokenStream) -> Float[np.ndarray, "documents"]:
-    """Returns how much each document has in common with a sample.
+def likeness(documents: TokenStream, sample: TokenStream) -> Float[np.ndarray, "documents"]:
+    """Returns how much likelier each document is as text like the sample than as text like all documents.
 
-    That is the sum of the inverse document frequencies of the tokens that occur in both, divided by the square root of
-    the same sum over all tokens of the document.
+    That is the mean over its tokens of log((p_sample + p_all) / 2 p_all), with the relative frequencies of the token in
+    the sample and in all documents: Moore and Lewis' difference of cross-entropies, by unigrams.
     """
-    size = int(max(train.tokens.max(initial=0), sample.tokens.max(initial=0))) + 1
-    documents = np.repeat(np.arange(len(train.ends)), train.ends - train.begins)
-    pairs = np.unique(documents * size + train.tokens.astype(np.int64))
-    documents, tokens = pairs // size, pairs % size
-    rarity = np.log((1 + len(train.ends)) / (1 + np.bincount(tokens, minlength=size)))
-    shared = np.zeros(size, bool)
-    shared[sample.tokens.astype(np.int64)] = True
-    both = np.bincount(documents, (rarity * shared)[tokens], minlength=len(train.ends))
-    every = np.bincount(documents, rarity[tokens], minlength=len(train.ends))
-    return both / np.sqrt(every + 1)
+    size = int(max(documents.tokens.max(initial=0), sample.tokens.max(initial=0))) + 1
+    of_sample, of_all = (np.bincount(text.tokens, minlength=size) / max(len(text), 1) for text in (sample, documents))
+    gains = np.log1p(of_sample / np.maximum(of_all, 1e-12)) - np.log(2)
+    sums = np.append(0.0, np.cumsum(gains[documents.tokens]))
+    return (sums[documents.ends] - sums[documents.begins]) / np.maximum(documents.ends - documents.begins, 1)
 
 
 def _within(train: TokenStream, scores: Float[np.ndarray, "documents"], keys: int) -> Bool[np.ndarray, "documents"]:

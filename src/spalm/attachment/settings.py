@@ -27,12 +27,13 @@ class AttachSettings(Settings):
     """Sources of the memory: nearest contexts and exact matches, or exact matches alone, which need no keys. auto:
     both, with keys for as many positions as the model reads in a few minutes."""
     keys: int | None = Field(default=None, gt=0)
-    """Highest number of training positions that get keys, with whole documents: those most like the text `like`, or
-    without it the last ones. Default: all, unless `memory` is auto."""
+    """Highest number of positions that get keys, with whole documents: training documents most like the text `like`, or
+    without it the last ones; if all have keys, documents of the library most like `like` or like the training text.
+    Default: all training positions, unless `memory` is auto."""
     like: str | None = None
     """File of text. The documents most like it get keys."""
     library: list[str] = []
-    """Files and folders of more text, of which the memory holds exact matches only. Nothing of it is held out."""
+    """Files and folders of more text for exact matches, of which nothing is held out. See `keys` for its keys."""
     neighbours: int = Field(default=512, gt=0)
     """Number of neighbours that are searched for."""
     positions: int = Field(default=24_000, gt=0)

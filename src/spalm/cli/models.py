@@ -41,7 +41,7 @@ def attach_(
     ] = None,
     library: Annotated[
         list[Path] | None,
-        typer.Option(help="library=: more text, of which the memory holds exact matches only; may be repeated."),
+        typer.Option(help="library=: more text, for exact matches; may be repeated."),
     ] = None,
     search: Annotated[
         float | None, typer.Option(help="search=: share of the positions to search, such as 0.3.")
