@@ -61,7 +61,7 @@ class KeyedText:
 
 
 def keys_for_library(settings: AttachSettings, corpus: Corpus) -> int:
-    """Returns how many positions of the library may get keys: those of `keys` that the training documents leave over."""
+    """Returns how many positions of the library may get keys: as many as the training documents leave over."""
     return max(0, (settings.keys or 0) - len(corpus.split("train")))
 
 
