@@ -15,6 +15,7 @@ from spalm.errors import InputError
 from spalm.generation.answer import Answer, Chunk
 from spalm.generation.decoder import Decoder
 from spalm.generation.documents import DocumentService
+from spalm.generation.drafts import DraftRecord, PassTimes
 from spalm.generation.generate import GenerationOptions, stream_chunks
 from spalm.generation.models import AttachedModels, ModelSet, Neighbours, Variant, no_neighbours
 from spalm.generation.sampling import Sampling, SamplingOptions
@@ -170,6 +171,16 @@ class Model:
     def max_length(self) -> int | None:
         """Number of tokens that a text may have; None: any."""
         return self.network.context_length
+
+    @cached_property
+    def pass_times(self) -> PassTimes:
+        """How long the network takes for how many tokens, measured while text is generated."""
+        return PassTimes()
+
+    @cached_property
+    def draft_record(self) -> DraftRecord:
+        """How often drafts were right so far."""
+        return DraftRecord()
 
     @cached_property
     def explorer(self) -> "Explorer":
