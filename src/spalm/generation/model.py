@@ -114,6 +114,15 @@ class Model:
         """
         return trace_text(text, self.tokeniser, self.store, least)
 
+    @torch.inference_mode()
+    def embed(self, text: str) -> list[float]:
+        """Returns a vector of length 1 for a text: the mean of the network's hidden states; zeros for an empty text."""
+        stream = stream_of_text(text, "text", self.tokeniser)
+        if not len(stream):
+            return [0.0] * self.network.width
+        mean = read_states(self.variant.network, stream, 0, len(stream)).float().mean(0)
+        return torch.nn.functional.normalize(mean, dim=0).tolist()
+
     def to_transformers(self) -> "SpalmForCausalLM":
         """Returns the model as a causal LM of transformers, for `generate`, `pipeline` and the like."""
         from spalm.generation.hugging_face.model import SpalmForCausalLM
