@@ -140,13 +140,15 @@ def test_samples_follow_the_seed(any_model):
 
 @dataclass
 class Scripted:
-    """A reader in whose opinion certain tokens come."""
+    """A decoder in whose opinion certain tokens come."""
 
     model: Model
     script: list[int]
+    use_memory, at_once = False, 1
 
-    def feed(self, tokens):  # noqa: ARG002
-        return None
+    @staticmethod
+    def feed_together(decoders, pieces):  # noqa: ARG004
+        return [[None]]
 
     def predict(self, encoded, last):  # noqa: ARG002
         scores = torch.full((1, self.model.tokeniser.size), -9.0)

@@ -118,7 +118,7 @@ def hang_up(client: httpx.Client) -> None:
 
 
 class Scripted:
-    """A combiner that says what it is told, and then goes on with it from the beginning."""
+    """A combiner that says what it is told, and then goes on with it from the beginning; the memory proposes nothing."""
 
     def __init__(self, tokens: list[int]):
         self._tokens, self._at = tokens, 0
@@ -134,7 +134,8 @@ class Scripted:
         for row in range(len(scores)):
             scores[row, self._tokens[self._at % len(self._tokens)]] = 50.0
             self._at += 1
-        return replace(combined, log_probabilities=torch.log_softmax(scores, -1))
+        nothing = combined.neighbour_weights[:, :0]
+        return CombinedPrediction(torch.log_softmax(scores, -1), torch.ones(len(scores)), nothing)
 
 
 @contextmanager

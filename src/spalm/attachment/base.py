@@ -2,20 +2,25 @@
 
 from dataclasses import dataclass
 from functools import cached_property
+from importlib.util import find_spec
+from pathlib import Path
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from spalm.compute import Hardware, SentByFields
+from spalm.compute import Hardware, SentByFields, available_cores
 from spalm.console import bar
 from spalm.corpus import TokenStream
+from spalm.errors import InputError
 from spalm.lm import Reading
-from spalm.lm.pretrained import PretrainedFolder, PretrainedModel
+from spalm.lm.pretrained import LlamaModel, PretrainedFolder, PretrainedModel
 from spalm.memory import Encoder
 
 _ENTRIES_PER_SHARD = 1 << 13
 """Number of entries after which keys are written to disk; it is low, as a pretrained model is slow."""
+_LONGEST_TEXT = 8192
+"""Highest number of tokens for which llama.cpp keeps room, even if the model could read more."""
 _LANES_ON_GPU = 16
 """Number of windows that a GPU reads side by side."""
 
@@ -45,14 +50,40 @@ class PretrainedBase(SentByFields):
     @cached_property
     def encoder(self) -> Encoder:
         """The model as an encoder: its hidden states are the keys of the memory."""
-        context = min(self.context, self.model.context_length or self.context)
         lanes = torch.get_num_threads() if self.device.type == "cpu" else _LANES_ON_GPU
+        return self._encoder_by(self.model, lanes)
+
+    @cached_property
+    def generator(self) -> PretrainedModel | LlamaModel:
+        """The model as it generates text: run by llama.cpp where the hardware's `backend` says so."""
+        if (file := self._gguf_to_run()) is None:
+            return self.model
+        threads = self.hardware.threads or available_cores()
+        return LlamaModel(file, threads=threads, context=_LONGEST_TEXT)
+
+    @cached_property
+    def query_encoder(self) -> Encoder:
+        """The encoder of texts that are generated: the hidden states of the model that generates them."""
+        return self.encoder if isinstance(self.generator, PretrainedModel) else self._encoder_by(self.generator, 1)
+
+    def _gguf_to_run(self) -> Path | None:
+        """Returns the GGUF file that llama.cpp is to run; None: torch runs the model."""
+        backend, file = self.hardware.backend, self.folder.gguf
+        if backend == "llama" and file is None:
+            raise InputError("--backend llama: the model did not come as a GGUF file, or that is gone; attach it again")
+        if backend == "torch" or file is None or self.device.type != "cpu":
+            return None
+        return file if backend == "llama" or find_spec("llama_cpp") else None
+
+    def _encoder_by(self, model: PretrainedModel | LlamaModel, lanes: int) -> Encoder:
+        """Returns an encoder that reads with this model."""
+        context = min(self.context, model.context_length or self.context)
         return Encoder(
             digest=self.digest,
-            width=self.model.width,
-            vocabulary=self.model.vocabulary,
+            width=model.width,
+            vocabulary=model.vocabulary,
             reading=Reading(context, 0, min(self.stride, context), lanes, warm_up=0, by_document=True),
-            load=lambda: self.model,
+            load=lambda: model,
             device=lambda: self.device,
             entries_per_shard=_ENTRIES_PER_SHARD,
         )

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from spalm.api import attach_and_export, load
 from spalm.attachment import Attached, AttachSettings, print_attached, score_files
-from spalm.cli.options import PORT, Address, Device, Host, OnEngine, Port, Restart, Threads, app, path_for
+from spalm.cli.options import PORT, Address, Backend, Device, Host, OnEngine, Port, Restart, Threads, app, path_for
 from spalm.compute import Execution, Hardware, open_engine
 from spalm.console import say
 from spalm.errors import InputError
@@ -97,6 +97,7 @@ def generate(
     model: RowOption = None,
     device: Device = "auto",
     threads: Threads = None,
+    backend: Backend = "auto",
 ) -> None:
     """Continue a text, token by token."""
     options: SamplingOptions = {
@@ -109,7 +110,7 @@ def generate(
     }
     Sampling.parse(options, "generate")  # refuses wrong options before anything is loaded
     text = sys.stdin.read() if prompt == "-" else prompt
-    opened = load(directory, model, execution=Execution(Hardware(device, threads)))
+    opened = load(directory, model, execution=Execution(Hardware(device, threads, backend=backend)))
     answer, citations = "", None
     for chunk in opened.stream(text, memory=memory, cite=cite, **options):
         print(chunk.text, end="", flush=True)
@@ -154,10 +155,11 @@ def serve_(
     model: RowOption = None,
     device: Device = "auto",
     threads: Threads = None,
+    backend: Backend = "auto",
 ) -> None:
     """Serve a model with a memory: OpenAI-style completions, documents to add and delete, the explorer's page."""
     from spalm.server import Limits, allowed_hosts, make_server, serve  # not needed by other verbs
 
     chosen = read_settings(Limits, limits or [])
-    opened = load(directory, model, execution=Execution(Hardware(device, threads)))
+    opened = load(directory, model, execution=Execution(Hardware(device, threads, backend=backend)))
     serve(make_server(opened, limits=chosen, key=key, hosts=allowed_hosts(host)), host, port, "the server")

@@ -1,7 +1,7 @@
 """Arguments and options that several verbs share, and the application that they belong to."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -28,6 +28,10 @@ Assignments = Annotated[
 ]
 Out = Annotated[Path, typer.Option(help="Folder of the run; each stage is a folder below it.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")]
+Backend = Annotated[
+    Literal["auto", "torch", "llama"],
+    typer.Option(help="What runs a pretrained model that came as a GGUF file; auto: llama.cpp where it is installed."),
+]
 Threads = Annotated[
     int | None,
     typer.Option(

@@ -20,7 +20,7 @@ _SOURCES = 3
 
 def memory_share(combined: CombinedPrediction, retrieved: Retrieved, token: int) -> float:
     """Returns the share of a token's probability that came from the memory, at the first position."""
-    proposed = sum(weight for _, proposal, weight in combined.proposals(retrieved) if proposal == token)
+    proposed = combined.weight_of(token, retrieved)
     probability = math.exp(float(combined.log_probabilities[0, token]))
     return min(1.0, (1 - float(combined.network_share[0])) * proposed / probability)
 

@@ -8,20 +8,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from spalm.lm import IncrementalReader
+from spalm.lm import IncrementalReader, Outputs
 from spalm.memory.exact import BORDER, LONGEST, last_contexts
-from spalm.semiparametric import CombinedPrediction, Retrieved, advance_neighbours
+from spalm.semiparametric import CombinedPrediction, PlainCombiner, Retrieved, advance_neighbours
 
 if TYPE_CHECKING:
     from spalm.generation.model import Model
 
 _ROWS = 64
 """Positions that are predicted together."""
+_TAKEN_BACK = 64
+"""Highest number of tokens that can be taken back."""
 
 
 @dataclass(frozen=True)
 class EncodedTokens:
-    """Hidden states and keys after each token that was read."""
+    """What the network and the encoder computed for each token that was read."""
 
     hidden: Tensor
     """Hidden states, from which the next token is predicted."""
@@ -30,17 +32,22 @@ class EncodedTokens:
     contexts: np.ndarray
     """The last tokens read, with which the memory is searched for exact matches (see `reversed_contexts`)."""
 
+    logits: Tensor | None = None
+    """Logits of the next token, where the network computed them already."""
+
     def __len__(self) -> int:
         return len(self.hidden)
 
     def __getitem__(self, rows) -> "EncodedTokens":
-        return EncodedTokens(self.hidden[rows], self.keys[rows], self.contexts[rows])
+        logits = None if self.logits is None else self.logits[rows]
+        return EncodedTokens(self.hidden[rows], self.keys[rows], self.contexts[rows], logits)
 
     @classmethod
     def concatenate(cls, parts: "list[EncodedTokens]") -> "EncodedTokens":
         """Returns several groups of positions as one."""
-        hidden = torch.cat([part.hidden for part in parts])
-        return cls(hidden, *(np.concatenate([getattr(part, name) for part in parts]) for name in ("keys", "contexts")))
+        outputs = Outputs.concatenate([Outputs(part.hidden, part.logits) for part in parts])
+        keys, contexts = (np.concatenate([getattr(part, name) for part in parts]) for name in ("keys", "contexts"))
+        return cls(outputs.hidden, keys, contexts, outputs.logits)
 
 
 class Decoder:
@@ -72,16 +79,41 @@ class Decoder:
 
     def feed(self, tokens: Sequence[int]) -> EncodedTokens:
         """Reads further tokens and returns their hidden states and keys."""
-        first = not len(self)
-        hidden = self._reader.feed(tokens)
+        return self.feed_together([self], [tokens])[0]
+
+    @classmethod
+    def feed_together(cls, decoders: "Sequence[Decoder]", pieces: Sequence[Sequence[int]]) -> list[EncodedTokens]:
+        """Reads further tokens of several texts with one model, in one pass where it can do that."""
+        fresh = [not len(decoder) for decoder in decoders]
+        outputs = IncrementalReader.read_together([decoder._reader for decoder in decoders], pieces)
+        return [
+            decoder._encode(piece, output, first=first)
+            for decoder, piece, output, first in zip(decoders, pieces, outputs, fresh, strict=True)
+        ]
+
+    def _encode(self, tokens: Sequence[int], outputs: Outputs, *, first: bool) -> EncodedTokens:
+        """Returns what was computed for tokens that were just read, with the keys and queries for the memory."""
+        hidden = outputs.hidden
         queries = hidden if self._key_reader is None else self._key_reader.feed(tokens)
         keys = self.model.store.keys_of(queries) if self._has_keys else np.zeros((len(hidden), 0), np.float16)
         numbers = np.array(tokens, np.int64) + 1
         if first and numbers[0] == self.model.tokeniser.start + 1:
             numbers[0] = BORDER  # x_0 is no part of the text
         text = np.concatenate([self._context, numbers])
-        self._context = text[-LONGEST:]
-        return EncodedTokens(hidden, keys, last_contexts(text, len(tokens)))
+        self._context = text[-LONGEST - _TAKEN_BACK :]
+        return EncodedTokens(hidden, keys, last_contexts(text, len(tokens)), outputs.logits)
+
+    @property
+    def can_shorten(self) -> bool:
+        """Whether the last tokens can be taken back."""
+        return self._reader.can_shorten and (self._key_reader is None or self._key_reader.can_shorten)
+
+    def take_back(self, tokens: int) -> None:
+        """Forgets the last tokens that were read, at most those of the last `feed`."""
+        for reader in (self._reader, self._key_reader):
+            if reader is not None:
+                reader.shorten(len(reader) - tokens)
+        self._context = self._context[: len(self._context) - tokens]
 
     @property
     def at_once(self) -> int:
@@ -95,11 +127,14 @@ class Decoder:
         Positions must be given in order.
         """
         model = self.model
+        if not self.use_memory:
+            nothing = Retrieved.empty(len(encoded)).to(model.device)
+            return PlainCombiner().combine(model.network, encoded.hidden, nothing, encoded.logits), nothing
         retrieved = self._neighbours(encoded, last) if self._has_keys else Retrieved.empty(len(encoded))
-        if self.use_memory and model.combiner.uses_matches:
+        if model.combiner.uses_matches:
             retrieved = model.models.add_matches(retrieved, encoded.contexts)
         retrieved = self._previous = retrieved.to(model.device)
-        return model.combiner.combine(model.network, encoded.hidden, retrieved), retrieved
+        return model.combiner.combine(model.network, encoded.hidden, retrieved, encoded.logits), retrieved
 
     def _neighbours(self, encoded: EncodedTokens, last: int) -> Retrieved:
         """Returns neighbours: searched for or, where the policy expects little of that, advanced from the last ones."""
@@ -109,3 +144,27 @@ class Decoder:
         if self._previous is None:
             return Retrieved.empty(1)
         return advance_neighbours(self._previous, torch.tensor([last], device=model.device), model.store.entries())
+
+
+def predict_together(
+    texts: "Sequence[tuple[Decoder, EncodedTokens, int]]",
+) -> list[tuple[CombinedPrediction, Retrieved]]:
+    """Returns what `Decoder.predict` returns for each of several texts with one model, with one search for all."""
+    found: dict[int, tuple[CombinedPrediction, Retrieved]] = {}
+    groups: dict[bool, list[int]] = {True: [], False: []}
+    for number, (decoder, encoded, last) in enumerate(texts):
+        if decoder.at_once > 1:
+            groups[decoder.use_memory].append(number)
+        else:
+            found[number] = decoder.predict(encoded, last)
+    for group in groups.values():
+        if not group:
+            continue
+        together = EncodedTokens.concatenate([texts[number][1] for number in group])
+        combined, retrieved = texts[group[0]][0].predict(together, texts[group[-1]][2])
+        start = 0
+        for number in group:
+            rows = slice(start, start + len(texts[number][1]))
+            found[number] = combined[rows], retrieved[rows]
+            start = rows.stop
+    return [found[number] for number in range(len(texts))]

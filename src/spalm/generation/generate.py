@@ -1,13 +1,19 @@
 """Text from a model with a memory, token by token."""
 
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from spalm.generation.answer import Chunk, FinishReason, GeneratedToken
 from spalm.generation.citations import citations_of, cited_sources, memory_share
-from spalm.generation.decoder import Decoder, EncodedTokens
+from spalm.generation.decoder import Decoder, EncodedTokens, predict_together
 from spalm.generation.detokenise import IncrementalDetokeniser
+from spalm.generation.drafts import Drafter
 from spalm.generation.sampling import Sampling, pick_token, random_generator
+from spalm.semiparametric import CombinedPrediction, Retrieved
+
+_LONGEST_PIECE = 256
+"""Number of tokens of a prompt that are read in one step."""
 
 
 @dataclass(frozen=True)
@@ -19,6 +25,104 @@ class GenerationOptions:
     """Whether sources are looked up."""
     likely: int = 0
     """Number of the likeliest tokens to name beside each token."""
+    draft: bool = True
+    """Whether the next tokens are guessed from the memory, which saves passes of the network and changes no token."""
+
+
+class Generation:
+    """An answer in progress. Each step reads tokens that it has not read yet, and picks the next ones.
+
+    A draft is a guess of the tokens that follow. It is read with the last token, and kept as far as the tokens that are
+    picked are those of the draft; so it never changes what is generated.
+    """
+
+    def __init__(self, decoder: Decoder, last: int, options: GenerationOptions, unread: Sequence[int] = ()):
+        """`last` is the last token of the prompt, `unread` its tokens that the decoder has yet to read."""
+        model = decoder.model
+        self.decoder, self.options, self.last = decoder, options, last
+        self._unread, self._draft = list(unread), list[int]()
+        self._detokeniser = IncrementalDetokeniser(model.tokeniser, [last])
+        self._random = random_generator(options.sampling, model.device)
+        drafts = options.draft and decoder.use_memory and decoder.at_once > 1 and decoder.can_shorten
+        self._drafter = Drafter(model.store, model.pass_times, model.draft_record) if drafts else None
+        self._picked = 0
+        self.finished = False
+        """Whether the last token has been picked."""
+
+    def next_piece(self, longest: int) -> list[int]:
+        """Returns the tokens to read next, of a prompt at most `longest`, and counts them as read."""
+        longest = max(longest, 1 + len(self._draft))  # a draft is read at once with the token before it
+        piece, self._unread = self._unread[:longest], self._unread[longest:]
+        return piece
+
+    @property
+    def predicts(self) -> int:
+        """Number of the last positions read whose predictions are needed; 0 while tokens are left to read."""
+        return 0 if self._unread else 1 + len(self._draft)
+
+    def pick(self, combined: CombinedPrediction, retrieved: Retrieved) -> list[GeneratedToken]:
+        """Returns the next token, and those after it as far as the draft was right; takes back what was wrong of it."""
+        found = []
+        for row in range(1 + len(self._draft)):
+            here = slice(row, row + 1)
+            found.append(self._pick_one(combined[here], retrieved[here]))
+            if self.finished or row == len(self._draft) or found[-1].id != self._draft[row]:
+                break
+        self.last = found[-1].id
+        wrong = len(self._draft) - (len(found) - 1)
+        if wrong and not self.finished:
+            self.decoder.take_back(wrong)
+        if self._drafter is not None:
+            if self._draft:
+                self._drafter.learn(len(found) - 1, failed=wrong > 0)
+            most = self.options.sampling.max_tokens - self._picked - 1
+            self._draft = self._drafter.propose(combined[here], retrieved[here], self.last, most)
+        self._unread = [self.last, *self._draft]
+        return found
+
+    def _pick_one(self, combined: CombinedPrediction, retrieved: Retrieved) -> GeneratedToken:
+        """Returns a token picked from the distribution of one position."""
+        model, options = self.decoder.model, self.options
+        log_probabilities = combined.log_probabilities[0]
+        token = pick_token(log_probabilities, options.sampling, self._random)
+        self._picked += 1
+        ends, last = token in model.tokeniser.end_tokens, self._picked == options.sampling.max_tokens
+        reason: FinishReason | None = "stop" if ends else "length" if last else None
+        self.finished = reason is not None
+        text = "" if ends else self._detokeniser.add(token)
+        share = memory_share(combined, retrieved, token)
+        cited = options.cite and share > 0
+        best = log_probabilities.topk(min(options.likely, len(log_probabilities)))
+        return GeneratedToken(
+            id=token,
+            text=text + self._detokeniser.rest() if reason else text,
+            log_probability=float(log_probabilities[token]),
+            memory_share=share,
+            sources=cited_sources(model.store.entries(), combined, retrieved, token) if cited else [],
+            likely=list(zip(best.indices.tolist(), best.values.tolist())),
+            finish_reason=reason,
+        )
+
+
+def advance(answers: Sequence[Generation], longest: int = _LONGEST_PIECE) -> list[list[GeneratedToken]]:
+    """Makes one step of several answers of one model: one pass of the network, one search of the memory.
+
+    Returns the tokens that were picked for each; none while a prompt is being read, `longest` tokens at a time.
+    """
+    begun = time.perf_counter()
+    pieces = [answer.next_piece(longest) for answer in answers]
+    decoders = [answer.decoder for answer in answers]
+    encoded = decoders[0].feed_together(decoders, pieces)
+    asking = {number: answer for number, answer in enumerate(answers) if answer.predicts}
+    predicted = predict_together(
+        [(answer.decoder, encoded[number][-answer.predicts :], answer.last) for number, answer in asking.items()]
+    )
+    found: list[list[GeneratedToken]] = [[] for _ in answers]
+    for (number, answer), prediction in zip(asking.items(), predicted):
+        found[number] = answer.pick(*prediction)
+    if len(answers) == len(asking) == 1:
+        answers[0].decoder.model.pass_times.note(len(pieces[0]), time.perf_counter() - begun)
+    return found
 
 
 def generate_tokens(
@@ -28,31 +132,10 @@ def generate_tokens(
 
     `encoded` is the decoder's output at its last position, `last` the token that it read there.
     """
-    model, sampling = decoder.model, options.sampling
-    detokeniser = IncrementalDetokeniser(model.tokeniser, [last])
-    random = random_generator(sampling, model.device)
-    for number in range(1, sampling.max_tokens + 1):
-        combined, retrieved = decoder.predict(encoded, last)
-        log_probabilities = combined.log_probabilities[0]
-        last = pick_token(log_probabilities, sampling, random)
-        ends = last in model.tokeniser.end_tokens
-        reason: FinishReason | None = "stop" if ends else "length" if number == sampling.max_tokens else None
-        text = "" if ends else detokeniser.add(last)
-        share = memory_share(combined, retrieved, last)
-        cited = options.cite and share > 0
-        best = log_probabilities.topk(min(options.likely, len(log_probabilities)))
-        yield GeneratedToken(
-            id=last,
-            text=text + detokeniser.rest() if reason else text,
-            log_probability=float(log_probabilities[last]),
-            memory_share=share,
-            sources=cited_sources(model.store.entries(), combined, retrieved, last) if cited else [],
-            likely=list(zip(best.indices.tolist(), best.values.tolist())),
-            finish_reason=reason,
-        )
-        if reason:
-            return
-        encoded = decoder.feed([last])
+    answer = Generation(decoder, last, options)
+    yield from answer.pick(*decoder.predict(encoded, last))
+    while not answer.finished:
+        yield from advance([answer])[0]
 
 
 def stream_chunks(decoder: Decoder, encoded: EncodedTokens, last: int, options: GenerationOptions) -> Iterator[Chunk]:

@@ -15,6 +15,7 @@ from spalm.errors import InputError
 from spalm.generation.answer import Answer, Chunk
 from spalm.generation.decoder import Decoder
 from spalm.generation.documents import DocumentService
+from spalm.generation.drafts import DraftRecord, PassTimes
 from spalm.generation.generate import GenerationOptions, stream_chunks
 from spalm.generation.models import AttachedModels, ModelSet, Neighbours, Variant, no_neighbours
 from spalm.generation.sampling import Sampling, SamplingOptions
@@ -113,6 +114,15 @@ class Model:
         """
         return trace_text(text, self.tokeniser, self.store, least)
 
+    @torch.inference_mode()
+    def embed(self, text: str) -> list[float]:
+        """Returns a vector of length 1 for a text: the mean of the network's hidden states; zeros for an empty text."""
+        stream = stream_of_text(text, "text", self.tokeniser)
+        if not len(stream):
+            return [0.0] * self.network.width
+        mean = read_states(self.variant.network, stream, 0, len(stream)).float().mean(0)
+        return torch.nn.functional.normalize(mean, dim=0).tolist()
+
     def to_transformers(self) -> "SpalmForCausalLM":
         """Returns the model as a causal LM of transformers, for `generate`, `pipeline` and the like."""
         from spalm.generation.hugging_face.model import SpalmForCausalLM
@@ -170,6 +180,16 @@ class Model:
     def max_length(self) -> int | None:
         """Number of tokens that a text may have; None: any."""
         return self.network.context_length
+
+    @cached_property
+    def pass_times(self) -> PassTimes:
+        """How long the network takes for how many tokens, measured while text is generated."""
+        return PassTimes()
+
+    @cached_property
+    def draft_record(self) -> DraftRecord:
+        """How often drafts were right so far."""
+        return DraftRecord()
 
     @cached_property
     def explorer(self) -> "Explorer":

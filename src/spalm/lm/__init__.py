@@ -2,7 +2,7 @@
 
 from spalm.lm.flops import count_flops
 from spalm.lm.incremental import IncrementalReader
-from spalm.lm.interface import LanguageModel
+from spalm.lm.interface import BatchReader, LanguageModel, Outputs
 from spalm.lm.reading import Reading, hidden_states, log_probabilities
 from spalm.lm.state import State, next_memory
 from spalm.lm.training import ModelSettings, TrainedModel, parameter_count, segment_loss, train_model
@@ -11,10 +11,12 @@ from spalm.lm.vocabulary import AdaptiveVocabulary, Vocabulary
 
 __all__ = [
     "AdaptiveVocabulary",
+    "BatchReader",
     "IncrementalReader",
     "LanguageModel",
     "ModelSettings",
     "NetworkSettings",
+    "Outputs",
     "Reading",
     "State",
     "TrainedModel",

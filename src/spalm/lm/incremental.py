@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from spalm.errors import InputError
-from spalm.lm.interface import LanguageModel
+from spalm.lm.interface import BatchReader, LanguageModel, Outputs
 from spalm.lm.reading import Reading
 
 _UNLIMITED = 1 << 40
@@ -35,25 +35,63 @@ class IncrementalReader:
     def __len__(self) -> int:
         return len(self._tokens)
 
-    @torch.inference_mode()
     def feed(self, tokens: Sequence[int]) -> Float[Tensor, "n width"]:
         """Reads further tokens and returns their hidden states."""
-        longest = self._model.context_length
-        if longest is not None and len(self) + len(tokens) > longest:
-            raise InputError(f"{len(self) + len(tokens):,} tokens: the model reads at most {longest:,}; give less")
+        return self.read(tokens).hidden
+
+    @torch.inference_mode()
+    def read(self, tokens: Sequence[int]) -> Outputs:
+        """Reads further tokens and returns what the model computes for them."""
+        self._refuse_if_too_long(len(tokens))
         found = []
         rest = list(tokens)
         while rest:
             piece, rest = rest[: self._tokens_left()], rest[self._tokens_left() :]
             found.append(self._read(piece))
             self._tokens += piece
-        return torch.cat(found) if found else torch.zeros(0, self._model.width, device=self._device)
+        empty = Outputs(torch.zeros(0, self._model.width, device=self._device))
+        return Outputs.concatenate(found) if found else empty
+
+    @classmethod
+    def read_together(cls, readers: "Sequence[IncrementalReader]", pieces: Sequence[Sequence[int]]) -> list[Outputs]:
+        """Reads further tokens of several texts, in one pass if the model can do that."""
+        model = readers[0]._model
+        if not isinstance(model, BatchReader):
+            return [reader.read(piece) for reader, piece in zip(readers, pieces, strict=True)]
+        for reader, piece in zip(readers, pieces, strict=True):
+            reader._refuse_if_too_long(len(piece))
+            if reader._state is None:
+                reader._state = reader._model.empty_state(0, 0)
+        found = model.read([(reader._state, piece) for reader, piece in zip(readers, pieces)])
+        for reader, piece in zip(readers, pieces):
+            reader._tokens += piece
+        return found
+
+    @property
+    def can_shorten(self) -> bool:
+        """Whether the last tokens can be taken back."""
+        return self._reading.by_document and hasattr(self._model, "shorten")
+
+    def shorten(self, tokens: int) -> None:
+        """Takes back what follows the first `tokens` tokens."""
+        self._model.shorten(self._state, tokens)  # pyright: ignore[reportAttributeAccessIssue]
+        del self._tokens[tokens:]
 
     def copied(self) -> "IncrementalReader":
         """Returns a copy of the reader, which can be fed independently."""
         other = copy.copy(self)
-        other._tokens, other._state = list(self._tokens), copy.deepcopy(self._state)
+        other._tokens = list(self._tokens)
+        if isinstance(self._model, BatchReader):
+            other._state = None if self._state is None else self._model.copy_state(self._state)
+        else:
+            other._state = copy.deepcopy(self._state)
         return other
+
+    def _refuse_if_too_long(self, more: int) -> None:
+        """Raises an error if the text would be longer than the model can read."""
+        longest = self._model.context_length
+        if longest is not None and len(self) + more > longest:
+            raise InputError(f"{len(self) + more:,} tokens: the model reads at most {longest:,}; give less")
 
     def _tokens_left(self) -> int:
         """Returns the number of tokens until the present segment or window ends; unlimited when reading by document."""
@@ -64,7 +102,7 @@ class IncrementalReader:
         """Number of tokens between the beginnings of two segments or windows."""
         return self._reading.segment if self._reading.memory else self._reading.stride
 
-    def _read(self, piece: list[int]) -> Float[Tensor, "n width"]:
+    def _read(self, piece: list[int]) -> Outputs:
         """Reads tokens of one segment or window, and begins it if they are its first."""
         reading = self._reading
         if self._state is None:
@@ -85,6 +123,8 @@ class IncrementalReader:
         if context:
             self._forward(self._tokens[-context:])
 
-    def _forward(self, piece: list[int]) -> Float[Tensor, "n width"]:
-        """Returns the hidden states of tokens that follow those of the state."""
-        return self._model.hidden(torch.tensor([piece], device=self._device), self._state)[0]
+    def _forward(self, piece: list[int]) -> Outputs:
+        """Returns what the model computes for tokens that follow those of the state."""
+        if isinstance(self._model, BatchReader):
+            return self._model.read([(self._state, piece)])[0]
+        return Outputs(self._model.hidden(torch.tensor([piece], device=self._device), self._state)[0])

@@ -1,10 +1,32 @@
 """The interface between a language model and everything that uses one."""
 
-from typing import Any, Protocol
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """What a model computes for the tokens that it reads."""
+
+    hidden: Float[Tensor, "n width"]
+    """The hidden state after each token."""
+    logits: Float[Tensor, "n vocabulary"] | None = None
+    """Logits of the next token, where the model computes them in the same pass."""
+
+    def __getitem__(self, rows) -> "Outputs":
+        return Outputs(self.hidden[rows], None if self.logits is None else self.logits[rows])
+
+    @classmethod
+    def concatenate(cls, parts: "Sequence[Outputs]") -> "Outputs":
+        """Returns several groups of tokens as one."""
+        logits = [part.logits for part in parts if part.logits is not None]
+        together = torch.cat(logits) if len(logits) == len(parts) else None
+        return cls(torch.cat([part.hidden for part in parts]), together)
 
 
 class LanguageModel(Protocol):
@@ -48,4 +70,21 @@ class LanguageModel(Protocol):
         self, hidden: Float[Tensor, "n width"], targets: Int[Tensor, "n"]
     ) -> Float[Tensor, "n"]:
         """Returns log p of one token for each row, without holding the logits of all rows at once."""
+        ...
+
+
+@runtime_checkable
+class BatchReader(Protocol):
+    """A model that reads pieces of several texts in one pass, and returns logits with the hidden states."""
+
+    def read(self, pieces: Sequence[tuple[Any, Sequence[int]]]) -> list[Outputs]:
+        """Reads further tokens of several texts, each given by its state; updates the states."""
+        ...
+
+    def shorten(self, state: Any, tokens: int) -> None:
+        """Forgets what a text has after its first `tokens` tokens."""
+        ...
+
+    def copy_state(self, state: Any) -> Any:
+        """Returns an independent state with the same tokens."""
         ...

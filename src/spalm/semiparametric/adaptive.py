@@ -242,15 +242,17 @@ class AdaptiveMixture(nn.Module):
         self, log_base: Float[Tensor, "n vocabulary"], retrieved: Retrieved, weights: MixtureWeights
     ) -> Float[Tensor, "n vocabulary"]:
         """Returns log p of the whole vocabulary, with the weights that `forward` returned."""
-        size = log_base.shape[-1]
-        others = [scatter_to_vocabulary(weights.neighbours, retrieved.tokens, size)]
+        shares = weights.log_sources.exp()
+        tokens, added = [retrieved.tokens], [shares[..., 1:2] * weights.neighbours]
         if weights.matches is not None and retrieved.matched is not None:
-            tokens = retrieved.matched.tokens
-            others += [
-                scatter_to_vocabulary(weights.matches[..., level, :], tokens[..., level, :], size)
-                for level in range(self.levels)
-            ]
-        return _mix(log_base[..., None], torch.stack(others, -1), weights.log_sources[..., None, :])
+            tokens.append(retrieved.matched.tokens.flatten(-2))
+            added.append((shares[..., 2:, None] * weights.matches).flatten(-2))
+        proposed, added = torch.cat(tokens, -1), torch.cat(added, -1)
+        mixed = log_base + weights.log_sources[..., :1].clamp_min(-1e4)
+        # Only few tokens were proposed by the memory; the others keep the base's share.
+        memory = scatter_to_vocabulary(added, proposed, log_base.shape[-1]).gather(-1, proposed)
+        known = mixed.gather(-1, proposed)
+        return mixed.scatter(-1, proposed, torch.logaddexp(known, memory.clamp_min(1e-38).log()))
 
 
 def _mix(log_base: Float[Tensor, "... 1"], others: Float[Tensor, "... rest"], log_weights: Tensor) -> Tensor:

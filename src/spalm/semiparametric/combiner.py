@@ -20,6 +20,8 @@ from spalm.semiparametric.knn import Knn
 from spalm.semiparametric.matched import Matched
 from spalm.semiparametric.retrieval import Retrieved
 
+Logits = Float[Tensor, "n vocabulary"] | None
+
 
 @dataclass(frozen=True)
 class CombinedPrediction:
@@ -34,6 +36,22 @@ class CombinedPrediction:
     as a combiner uses only the nearest ones."""
     match_weights: Float[Tensor, "n levels occurrences"] | None = None
     """Weights of the occurrences of exact matches within the memory's share, where the combiner uses them."""
+
+    def __getitem__(self, rows: slice) -> "CombinedPrediction":
+        return CombinedPrediction(
+            self.log_probabilities[rows],
+            self.network_share[rows],
+            self.neighbour_weights[rows],
+            None if self.match_weights is None else self.match_weights[rows],
+        )
+
+    def weight_of(self, token: int, retrieved: Retrieved) -> float:
+        """Returns the weight that a token has within the memory's share at the first position."""
+        count = min(self.neighbour_weights.shape[1], retrieved.ids.shape[1])
+        weight = float(self.neighbour_weights[0, :count][retrieved.tokens[0, :count] == token].sum())
+        if self.match_weights is not None and retrieved.matched is not None:
+            weight += float(self.match_weights[0][retrieved.matched.tokens[0] == token].sum())
+        return weight
 
     def proposals(self, retrieved: Retrieved) -> list[tuple[int, int, float]]:
         """Returns (id, token, weight) of each retrieved entry that has a weight at the first position.
@@ -67,11 +85,12 @@ class Combiner(Protocol):
         ...
 
     def combine(
-        self, model: LanguageModel, hidden: Float[Tensor, "n width"], retrieved: Retrieved
+        self, model: LanguageModel, hidden: Float[Tensor, "n width"], retrieved: Retrieved, logits: Logits = None
     ) -> CombinedPrediction:
         """Returns the prediction at positions with these hidden states of `model` and these neighbours.
 
-        Where nothing was retrieved, the prediction is the network's own and its share is 1.
+        `logits` are the network's own at these positions, if they are known: then they are not computed again. Where
+        nothing was retrieved, the prediction is the network's own and its share is 1.
         """
         ...
 
@@ -86,8 +105,9 @@ class PlainCombiner:
         model: LanguageModel,
         hidden: Float[Tensor, "n width"],
         retrieved: Retrieved,  # noqa: ARG002
+        logits: Logits = None,
     ) -> CombinedPrediction:
-        log_probabilities = model.log_probabilities(hidden)
+        log_probabilities = model.log_probabilities(hidden) if logits is None else logits.log_softmax(-1)
         return CombinedPrediction(log_probabilities, hidden.new_ones(len(hidden)), hidden.new_zeros(len(hidden), 0))
 
 
@@ -99,7 +119,11 @@ class GateCombiner:
     uses_neighbours, uses_matches = True, False
 
     def combine(
-        self, model: LanguageModel, hidden: Float[Tensor, "n width"], retrieved: Retrieved
+        self,
+        model: LanguageModel,
+        hidden: Float[Tensor, "n width"],
+        retrieved: Retrieved,
+        logits: Logits = None,  # noqa: ARG002 - those without the gate
     ) -> CombinedPrediction:
         output = self.gate(hidden, retrieved.nearest(self.gate.settings.attended), model)
         return CombinedPrediction(model.log_probabilities(output.vectors), output.gate.mean(-1), output.attention)
@@ -114,9 +138,9 @@ class KnnCombiner:
     uses_neighbours, uses_matches = True, False
 
     def combine(
-        self, model: LanguageModel, hidden: Float[Tensor, "n width"], retrieved: Retrieved
+        self, model: LanguageModel, hidden: Float[Tensor, "n width"], retrieved: Retrieved, logits: Logits = None
     ) -> CombinedPrediction:
-        log_base = self.inner.combine(model, hidden, retrieved).log_probabilities
+        log_base = self.inner.combine(model, hidden, retrieved, logits).log_probabilities
         mixed = self.knn.log_probabilities(log_base, retrieved)
         return CombinedPrediction(mixed, 1 - self.knn.share(retrieved), self.knn.weights(retrieved))
 
@@ -137,9 +161,9 @@ class MixtureCombiner:
         return self.mixture.levels > 0
 
     def combine(
-        self, model: LanguageModel, hidden: Float[Tensor, "n width"], retrieved: Retrieved
+        self, model: LanguageModel, hidden: Float[Tensor, "n width"], retrieved: Retrieved, logits: Logits = None
     ) -> CombinedPrediction:
-        log_base = self.inner.combine(model, hidden, retrieved).log_probabilities
+        log_base = self.inner.combine(model, hidden, retrieved, logits).log_probabilities
         retrieved = retrieved.nearest(self.mixture.neighbours).padded(self.mixture.neighbours)
         if self.uses_matches and retrieved.matched is None:
             retrieved = replace(retrieved, matched=Matched.nothing(len(hidden)).to(hidden.device))

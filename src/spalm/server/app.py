@@ -1,6 +1,7 @@
 """The server of a model with a memory: completions, documents, explanations, health and metrics.
 
     GET  /v1/models                    POST /v1/completions            POST /v1/chat/completions
+    POST /v1/embeddings                /api: the routes of Ollama's clients
     GET  /memory/documents             POST /memory/documents          DELETE /memory/documents/NAME
     POST /explain                      GET  /health                    GET  /metrics
     /                                  the explorer's page, and its requests (/api)
@@ -28,6 +29,7 @@ from spalm.server.explorer import PAGE, explorer_routes
 from spalm.server.limits import Limits
 from spalm.server.metrics import Metrics, MetricsMiddleware
 from spalm.server.middleware import GuardMiddleware
+from spalm.server.ollama import ollama_routes
 from spalm.server.openai import ChatTemplate, openai_routes
 from spalm.server.openai.request_parser import RequestParser
 from spalm.server.queue import RequestQueue
@@ -54,6 +56,7 @@ def make_server(
     model.models.variants()  # loads all networks now, not within a request
     for routes in (
         openai_routes(model, parser, queue, metrics),
+        ollama_routes(model, parser, queue, metrics),
         document_routes(model, queue),
         explain_routes(model, queue),
         explorer_routes(model.explorer, queue),

@@ -1,8 +1,8 @@
-"""Answers that are sent while they are generated, as server-sent events."""
+"""Answers that are sent while they are generated: as server-sent events, or as lines of JSON."""
 
 import json
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import anyio
 from starlette.responses import Response
@@ -22,12 +22,13 @@ class StreamedResponse(Response):
     event, and the stream is closed properly.
     """
 
-    media_type = "text/event-stream"
-
-    def __init__(self, queue: RequestQueue, steps: Iterator[list[dict[str, Any]]]):
-        super().__init__()
+    def __init__(
+        self, queue: RequestQueue, steps: Iterator[list[dict[str, Any]]], form: Literal["events", "ndjson"] = "events"
+    ):
+        """`form`: server-sent events, as OpenAI's clients expect, or a line of JSON each, as Ollama's do."""
+        super().__init__(media_type="text/event-stream" if form == "events" else "application/x-ndjson")
         del self.headers["content-length"]
-        self._queue, self._steps = queue, steps
+        self._queue, self._steps, self._events = queue, steps, form == "events"
         self._begun = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -35,8 +36,8 @@ class StreamedResponse(Response):
         try:
             async with self._queue.turn(receive):
                 async for chunks in self._queue.steps(self._steps):
-                    await self._send(send, [_event(chunk) for chunk in chunks])
-            await self._send(send, [_event("[DONE]")], more=False)
+                    await self._send(send, [self._encoded(chunk) for chunk in chunks])
+            await self._send(send, [b"data: [DONE]\n\n"] if self._events else [], more=False)
         except ClientGone:
             return
         except Exception as error:
@@ -45,7 +46,8 @@ class StreamedResponse(Response):
             stopped = isinstance(error, ServerStopping)
             message = "the server is being stopped" if stopped else "something went wrong in the server"
             refusal = Refusal(503 if stopped else 500, message)
-            await self._send(send, [_event(refusal.in_openai_form())], more=False)
+            error_form = refusal.in_openai_form() if self._events else {"error": message}
+            await self._send(send, [self._encoded(error_form)], more=False)
             if not stopped:
                 raise
 
@@ -59,8 +61,7 @@ class StreamedResponse(Response):
         if patience.cancelled_caught:
             raise ClientGone
 
-
-def _event(content: dict[str, Any] | str) -> bytes:
-    """Returns a server-sent event."""
-    text = content if isinstance(content, str) else json.dumps(content, ensure_ascii=False, allow_nan=False)
-    return f"data: {text}\n\n".encode()
+    def _encoded(self, content: dict[str, Any]) -> bytes:
+        """Returns an object as it is sent."""
+        text = json.dumps(content, ensure_ascii=False, allow_nan=False)
+        return (f"data: {text}\n\n" if self._events else f"{text}\n").encode()

@@ -37,7 +37,7 @@ class AttachedModels(ModelSet):
 
     @cached_property
     def encoder(self) -> Encoder:
-        return self.attached.base.encoder
+        return self.attached.base.query_encoder
 
     @property
     def encoder_of_documents(self) -> Encoder | None:
@@ -49,7 +49,7 @@ class AttachedModels(ModelSet):
 
     @cached_property
     def _network(self) -> Network:
-        return Network("model", self.attached.base.model, self.encoder.reading)
+        return Network("model", self.attached.base.generator, self.encoder.reading)
 
     def variant(self, name: str, split: HeldOut = "test", position: int = 0) -> Variant:  # noqa: ARG002
         return Variant(name, self._network, self.attached.combiners[name])

@@ -10,6 +10,8 @@ from spalm.lm.pretrained.import_transformers import import_transformers
 
 _SOURCE = "converted.json"
 """File that names the GGUF file from which a folder was made; written last."""
+_IDENTITY = ("file", "sha256")
+"""Fields of it that say which file it was; the others say where it lies."""
 
 
 def convert_gguf(gguf: Path, folder: Path) -> None:
@@ -17,8 +19,12 @@ def convert_gguf(gguf: Path, folder: Path) -> None:
     if not gguf.is_file():
         raise InputError(f"{gguf} does not exist; give the path of a GGUF file")
     done = folder / _SOURCE
-    source = {"file": gguf.name, "sha256": artifact.digest_of_file(gguf)}
-    if done.exists() and artifact.read_json(done) == source:
+    place = {"path": str(gguf.resolve()), "bytes": gguf.stat().st_size}
+    source = {"file": gguf.name, "sha256": artifact.digest_of_file(gguf), **place}
+    known = artifact.read_json(done) if done.exists() else {}
+    if all(known.get(name) == source[name] for name in _IDENTITY):
+        if known != source:  # it was moved, or an earlier version did not note where it lies
+            artifact.write_json(done, source)
         return
     transformers = import_transformers()
     folder.mkdir(parents=True, exist_ok=True)
@@ -42,3 +48,11 @@ def convert_gguf(gguf: Path, folder: Path) -> None:
     plain.tie_weights()
     plain.save_pretrained(folder)
     artifact.write_json(done, source)
+
+
+def original_gguf(folder: Path) -> Path | None:
+    """Returns the GGUF file from which a folder was made, if there was one and it is still where it was."""
+    done = folder / _SOURCE
+    known = artifact.read_json(done) if done.exists() else {}
+    path = Path(known["path"]) if "path" in known else None
+    return path if path is not None and path.is_file() and path.stat().st_size == known["bytes"] else None

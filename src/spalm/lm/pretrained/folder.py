@@ -8,7 +8,7 @@ from safetensors import SafetensorError
 
 from spalm.artifact import digest_of_file, digest_of_json
 from spalm.errors import InputError, first_line
-from spalm.lm.pretrained.convert import convert_gguf
+from spalm.lm.pretrained.convert import convert_gguf, original_gguf
 from spalm.lm.pretrained.import_transformers import import_transformers
 from spalm.lm.pretrained.model import PretrainedModel
 
@@ -28,6 +28,11 @@ class PretrainedFolder:
         """Digest of everything on which the model's hidden states depend."""
         files = sorted(path for pattern in _DIGESTED for path in self.path.glob(pattern))
         return digest_of_json([(path.name, digest_of_file(path)) for path in files])
+
+    @property
+    def gguf(self) -> Path | None:
+        """The GGUF file from which the folder was made, if there was one and it is still there."""
+        return original_gguf(self.path)
 
     def load(self, device: torch.device) -> PretrainedModel:
         """Loads the model: in single precision on a CPU, as it was saved on other devices."""

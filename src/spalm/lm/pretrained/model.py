@@ -66,6 +66,11 @@ class PretrainedModel:
             state.cache = getattr(read, "past_key_values", None)
         return read.last_hidden_state
 
+    def shorten(self, state: CacheState, tokens: int) -> None:
+        """Forgets what a text has after its first `tokens` tokens."""
+        if dropped := state.cache.get_seq_length() - tokens:
+            state.cache.crop(-dropped)
+
     def embed(self, tokens: Int[Tensor, "*batch"]) -> Float[Tensor, "*batch width"]:
         """Returns the tokens' vectors in the table of the output layer."""
         return F.embedding(tokens, self._head.weight).float()

@@ -25,9 +25,14 @@ class ChatTemplate:
 
         return AutoTokenizer.from_pretrained(self._folder)
 
+    @property
+    def exists(self) -> bool:
+        """Whether the tokeniser has a chat template."""
+        return self._tokeniser.chat_template is not None
+
     def prompt(self, tokeniser: Tokeniser, messages: list[ChatMessage]) -> TokenisedPrompt:
         """Returns the conversation as a prompt that ends where the model is to answer."""
-        if self._tokeniser.chat_template is None:
+        if not self.exists:
             raise InputError(f"{self._folder.resolve().name} has no chat template; use /v1/completions")
         given = [{"role": message.role, "content": message.text} for message in messages]
         try:

@@ -4,10 +4,13 @@ Fields that should change the answer but are not supported are refused; other un
 clients send many.
 """
 
+import base64
+import struct
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, model_validator
 
+from spalm.corpus import Tokeniser
 from spalm.generation import Sampling
 
 _ALMOST_ZERO = 1e-4
@@ -129,3 +132,25 @@ class ChatRequest(GenerationRequest):
     response_format: ResponseFormat | None = None
     tools: Annotated[list[Any], Field(max_length=0)] = []
     functions: Annotated[list[Any], Field(max_length=0)] = []
+
+
+class EmbeddingRequest(BaseModel):
+    """A request to /v1/embeddings."""
+
+    model_config = ConfigDict(extra="ignore")
+    model: str | None = None
+    input: str | list[StrictInt] | list[str] | list[list[StrictInt]]
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: None = None
+
+    def texts(self, tokeniser: Tokeniser) -> list[str]:
+        """Returns the texts; those given as token ids are decoded."""
+        given: Any = self.input
+        one = isinstance(given, str) or not given or isinstance(given[0], int)
+        return [each if isinstance(each, str) else tokeniser.decode(each) for each in ([given] if one else given)]
+
+    def encoded(self, vector: list[float]) -> list[float] | str:
+        """Returns a vector in the form that was asked for."""
+        if self.encoding_format == "float":
+            return vector
+        return base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()

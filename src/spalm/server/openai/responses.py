@@ -75,7 +75,7 @@ class CompletionResponse:
         fields = {"index": chunk.choice, "finish_reason": chunk.finish_reason}
         if chunk.citations is None:
             return fields
-        return {**fields, "citations": [_citation(each) for each in chunk.citations]}
+        return {**fields, "citations": [citation_in_json(each) for each in chunk.citations]}
 
     def _logprobs(self, chunk: Chunk) -> dict[str, Any] | None:
         if not self._scored:
@@ -133,6 +133,7 @@ class ChatResponse(CompletionResponse):
         return {"token": self._tokeniser.spell(id), "logprob": max(log_probability or 0.0, _LEAST), "bytes": whole}
 
 
-def _citation(citation: Citation) -> dict[str, Any]:
+def citation_in_json(citation: Citation) -> dict[str, Any]:
+    """Returns a citation as clients get it."""
     sources = [{"document": each.document, "offset": each.offset, "weight": each.weight} for each in citation.sources]
     return {"start": citation.start, "end": citation.end, "sources": sources}

@@ -10,7 +10,7 @@ from starlette.concurrency import run_in_threadpool
 from spalm.generation import Chunk, Model
 from spalm.server.metrics import Metrics
 from spalm.server.openai.jobs import GenerationJob
-from spalm.server.openai.protocol import ChatRequest, CompletionRequest, GenerationRequest
+from spalm.server.openai.protocol import ChatRequest, CompletionRequest, EmbeddingRequest, GenerationRequest
 from spalm.server.openai.request_parser import RequestParser
 from spalm.server.openai.responses import ChatResponse, CompletionResponse
 from spalm.server.queue import RequestQueue
@@ -41,10 +41,23 @@ def openai_routes(model: Model, parser: RequestParser, queue: RequestQueue, metr
         job = await run_in_threadpool(parser.parse_chat, body)
         return await answer(request, body, job, ChatResponse(model.name, model.tokeniser, job))
 
+    @routes.post("/embeddings")
+    async def embeddings(body: EmbeddingRequest, request: Request) -> dict[str, Any]:
+        parser.refuse_other_models(body.model)
+        texts = body.texts(model.tokeniser)
+        tokens = parser.count_tokens_to_embed(texts)
+        vectors = await queue.run(request.receive, lambda: [model.embed(text) for text in texts])
+        found = [
+            {"object": "embedding", "index": number, "embedding": body.encoded(vector)}
+            for number, vector in enumerate(vectors)
+        ]
+        usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+        return {"object": "list", "data": found, "model": model.name, "usage": usage}
+
     async def answer(
         request: Request, body: GenerationRequest, job: GenerationJob, response: CompletionResponse
     ) -> Response:
-        steps = _counted(job.run(model), job, metrics)
+        steps = metrics.counted(job.run(model), job.prompt_tokens)
         if body.stream:
             chunks = _streamed(steps, response, include_usage=body.stream_options.include_usage)
             return StreamedResponse(queue, chunks)
@@ -53,14 +66,6 @@ def openai_routes(model: Model, parser: RequestParser, queue: RequestQueue, metr
         return JSONResponse(response.whole(parts))
 
     return routes
-
-
-def _counted(chunks: Iterator[Chunk], job: GenerationJob, metrics: Metrics) -> Iterator[Chunk]:
-    """Yields the chunks of a job and adds its tokens to the metrics."""
-    metrics.prompt_tokens += job.prompt_tokens
-    for chunk in chunks:
-        metrics.generated_tokens += chunk.generated
-        yield chunk
 
 
 def _streamed(

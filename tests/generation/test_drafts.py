@@ -1,0 +1,167 @@
+"""Drafts from the memory: what is generated does not change, and they are made only where they pay."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+import spalm
+from spalm.generation import GeneratedToken, GenerationOptions, Model, Sampling, generate_tokens
+from spalm.generation.drafts import LONGEST_DRAFT, Drafter, DraftRecord, PassTimes, continuation
+from spalm.generation.generate import Generation, advance
+from spalm.semiparametric import CombinedPrediction, Retrieved
+
+CPU = spalm.Execution(spalm.Hardware("cpu", 1))
+
+
+@pytest.fixture
+def model(attached_folder) -> Model:
+    return spalm.load(attached_folder, execution=CPU)
+
+
+@pytest.fixture
+def prompts(model) -> list[list[int]]:
+    """Beginnings of documents that the memory holds, where it knows what follows."""
+    train = model.models.corpus.split("train")
+    start = model.tokeniser.start
+    return [[start, *train.tokens[begin : begin + 12].tolist()] for begin in train.begins[:4]]
+
+
+def generate(model: Model, prompt: list[int], sampling: Sampling, *, draft: bool) -> list[GeneratedToken]:
+    decoder = model.decoder()
+    options = GenerationOptions(sampling, cite=True, likely=2, draft=draft)
+    return list(generate_tokens(decoder, decoder.feed(prompt)[-1:], prompt[-1], options))
+
+
+def eager(model: Model) -> Model:
+    """The model, certain that long drafts pay."""
+    model.pass_times.seconds.update({1: 1.0, 1 + LONGEST_DRAFT: 1.0})
+    model.pass_times.note = lambda *_: None
+    return model
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_draft_changes_no_token(model, prompts, temperature):
+    sampling = Sampling(max_tokens=30, temperature=temperature, seed=3)
+    plain = [generate(model, prompt, sampling, draft=False) for prompt in prompts]
+    drafted = [generate(eager(model), prompt, sampling, draft=True) for prompt in prompts]
+    assert model.draft_record.right.sum() > DraftRecord().right.sum() + 10, "drafts were tried and were right"
+    for one, other in zip(plain, drafted):
+        assert [token.id for token in one] == [token.id for token in other]
+        assert [token.text for token in one] == [token.text for token in other]
+        assert [token.finish_reason for token in one] == [token.finish_reason for token in other]
+        found, expected = ([token.log_probability for token in each] for each in (other, one))
+        np.testing.assert_allclose(found, expected, atol=1e-3)
+        assert [token.sources[:1] and token.sources[0].document for token in one] == [
+            token.sources[:1] and token.sources[0].document for token in other
+        ]
+
+
+def test_drafts_save_passes(model, prompts):
+    passes = []
+    read, forward = model.network.hidden, []
+
+    def counted(tokens, state=None):
+        passes.append(tokens.shape[1])
+        return read(tokens, state)
+
+    model.network.hidden = counted
+    try:
+        counts = []
+        for draft in (False, True):
+            passes.clear()
+            generated = generate(eager(model), prompts[0], Sampling(max_tokens=30), draft=draft)
+            counts.append(len(passes))
+            forward.append(len(generated))
+    finally:
+        del model.network.hidden
+    assert forward == [30, 30]
+    assert counts[1] < 0.7 * counts[0]
+
+
+def test_samples_with_drafts_have_the_distribution_of_the_model(model, prompts):
+    """The second token of many answers: its frequencies are the probabilities, whether or not it was drafted."""
+    counts = torch.zeros(2, model.tokeniser.size)
+    eager(model)
+    for draft in (False, True):
+        decoder = model.decoder()
+        encoded = decoder.feed(prompts[1])[-1:]
+        for seed in range(300):
+            sampling = Sampling(max_tokens=2, temperature=1.0, seed=seed)
+            answer = generate_tokens(
+                decoder.copied(), encoded, prompts[1][-1], GenerationOptions(sampling, draft=draft)
+            )
+            counts[int(draft), list(answer)[-1].id] += 1
+    assert torch.equal(counts[0], counts[1]), "the same random numbers pick the same tokens"
+
+
+def test_several_answers_advance_together_as_each_would_alone(model, prompts):
+    sampling = Sampling(max_tokens=12)
+    alone = [[token.id for token in generate(model, prompt, sampling, draft=False)] for prompt in prompts]
+    options = GenerationOptions(sampling)
+    answers = [Generation(model.decoder(), prompt[-1], options, unread=prompt) for prompt in prompts]
+    found: list[list[int]] = [[] for _ in prompts]
+    while running := [number for number, answer in enumerate(answers) if not answer.finished]:
+        for number, tokens in zip(running, advance([answers[number] for number in running], longest=5)):
+            found[number] += [token.id for token in tokens]
+    assert found == alone
+
+
+def test_texts_with_and_without_the_memory_advance_together(model, prompts):
+    options = GenerationOptions(Sampling(max_tokens=5))
+    answers = [
+        Generation(model.decoder(use_memory=use_memory), prompts[0][-1], options, unread=prompts[0])
+        for use_memory in (True, False)
+    ]
+    first = advance(answers)
+    assert first[0][0].memory_share > 0 == first[1][0].memory_share
+
+
+def prediction(ids: list[int], tokens: list[int], weights: list[float]) -> tuple[CombinedPrediction, Retrieved]:
+    scores = torch.full((1, 50), 0.02).log()
+    retrieved = Retrieved(torch.tensor([tokens]), torch.ones(1, len(ids)), torch.tensor([ids]))
+    return CombinedPrediction(scores, torch.tensor([0.98]), torch.tensor([weights])), retrieved
+
+
+def test_a_draft_follows_the_strongest_proposal_of_the_token(model):
+    entries = model.store.entries()
+    first, second = (int(entries.live_documents.first_ids[number]) for number in (0, 1))
+    drafter = Drafter(model.store, PassTimes({1: 1.0, 13: 1.0}), DraftRecord())
+    for chosen, weights in ((first, [0.9, 0.1]), (second, [0.1, 0.9])):
+        found = drafter.propose(*prediction([first, second], [7, 7], weights), 7, 5)
+        assert found == entries.tokens_of(np.arange(chosen + 1, chosen + 6)).tolist()
+    assert drafter.propose(*prediction([first], [7], [1.0]), 8, 5) == [], "nothing proposed it"
+    assert drafter.propose(*prediction([first], [7], [1.0]), 7, 0) == []
+
+
+def test_a_draft_ends_with_its_document(model):
+    documents = model.store.entries().live_documents
+    last = int(documents.first_ids[0] + documents.entries[0]) - 1
+    assert continuation(model.store, last, 5) == []
+    assert len(continuation(model.store, last - 2, 5)) == 2
+    assert continuation(model.store, 10**9, 5) == [], "it was forgotten"
+
+
+def test_drafts_are_as_long_as_pays():
+    record = DraftRecord()
+    cheap, dear = PassTimes({1: 1.0, 13: 1.2}), PassTimes({1: 1.0, 2: 2.0, 13: 13.0})
+    memory = None
+    assert Drafter(memory, cheap, record)._length_that_pays() > 2
+    assert Drafter(memory, dear, record)._length_that_pays() == 0
+    for _ in range(50):
+        record.note(0, 0, failed=True)
+    assert Drafter(memory, cheap, record)._length_that_pays() <= 1
+    sure = replace(DraftRecord(), right=np.full(4, 99.0), tried=np.full(4, 100.0))
+    assert Drafter(memory, cheap, sure)._length_that_pays() == LONGEST_DRAFT
+
+
+def test_times_of_passes_are_averaged_and_interpolated():
+    times = PassTimes()
+    assert times.cost(1) == 1 < times.cost(5)
+    times.note(1, 2.0)
+    times.note(5, 4.0)
+    assert times.cost(3) == pytest.approx(1.5)
+    assert times.cost(9) == pytest.approx(3.0)
+    times.note(1, 4.0)
+    assert 2.0 < times.seconds[1] < 4.0
