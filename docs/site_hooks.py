@@ -88,7 +88,8 @@ def settings_page() -> str:
     from spalm.server import Limits
     from spalm.settings import describe_settings
 
-    lines = ["# Settings", "", "`spalm settings [PREFIX]` prints the same. Defaults < recipe < command line.", ""]
+    same = "`spalm settings`, `spalm settings attach` and `spalm settings serve` print the same."
+    lines = ["# Settings", "", f"{same} Defaults < recipe < command line.", ""]
     for title, about, rows in (
         ("Recipes", "Keys of a recipe file, and `KEY=VALUE` on the command line.", describe_settings(Recipe)),
         ("spalm attach", "Given as `--set KEY=VALUE`.", describe_settings(AttachSettings)),

@@ -116,8 +116,12 @@ def test_attach_prints_what_the_memory_did_and_refuses_what_it_cannot_do(folder,
         assert word in found.stdout
     assert "no model" in refused("attach", tmp_path / "none", *source, "--out", tmp_path / "x")
     assert "unknown key 'contxt'" in refused("attach", model, *source, "--out", out, "--set", "contxt=3")
-    assert "no model with a memory" in refused("generate", tmp_path / "x", "hello")
-    assert "holds no model" in refused("serve", tmp_path / "x")
+    missing = f"there is no {tmp_path / 'none'}; give files or folders of text"
+    assert missing in refused("attach", model, tmp_path / "none", "--out", tmp_path / "x")
+    assert missing in refused("attach", model, *source, "--library", tmp_path / "none", "--out", tmp_path / "x")
+    assert "there is no folder" in refused("generate", tmp_path / "nowhere", "hello")
+    assert "no model with a memory" in refused("generate", tmp_path, "hello")
+    assert "holds no model" in refused("serve", tmp_path)
 
 
 @pytest.mark.slow

@@ -194,6 +194,15 @@ def test_wrong_words_on_the_command_line(recipe):
     assert found.returncode == 2
     assert "transformer-xxl" in found.stderr
     assert spalm("--help").returncode == 0
+    assert spalm("--version").stdout.startswith("spalm ")
+
+
+def test_settings_are_listed_as_they_are_given():
+    listed = spalm("settings", "attach").stdout
+    assert "context = 1024" in listed
+    assert "attach." not in listed
+    assert "training.steps = " in spalm("settings", "training").stdout
+    assert "there are no settings 'nonsense'; give one of corpus, " in refused("settings", "nonsense")
 
 
 def test_a_truncated_token_array(recipe, tmp_path):

@@ -118,7 +118,7 @@ def hang_up(client: httpx.Client) -> None:
 
 
 class Scripted:
-    """A combiner that says what it is told, and then goes on with it from the beginning; the memory proposes nothing."""
+    """A combiner that says what it is told, over and over; the memory proposes nothing."""
 
     def __init__(self, tokens: list[int]):
         self._tokens, self._at = tokens, 0

@@ -29,6 +29,7 @@ from spalm.compute import Execution
 from spalm.console import bar, say
 from spalm.corpus import Corpus, CorpusSettings, TokeniserSettings, build_corpus, tokenise_files
 from spalm.corpus.sources.text_files import TextFiles
+from spalm.errors import InputError
 from spalm.lm.pretrained import PretrainedFolder, locate_pretrained
 from spalm.memory import Encoder, Memory, MemorySettings, open_memory, remember, source_of_split, source_of_text
 from spalm.runs import HELD_OUT
@@ -45,6 +46,7 @@ def attach(model: str, texts: list[Path], directory: Path, settings: AttachSetti
 
     `model` is a folder, a name on the Hugging Face hub or a .gguf file. Keys are computed by the engine.
     """
+    _refuse_missing_texts(texts, settings)
     directory.mkdir(parents=True, exist_ok=True)
     folder = locate_pretrained(model, directory / "model")
     execution.engine.refuse_unless_visible(folder.path / "config.json")
@@ -59,6 +61,13 @@ def attach(model: str, texts: list[Path], directory: Path, settings: AttachSetti
     description = {"source": Path(model).name, "model": _location(folder, directory), "digest": base.digest}
     artifact.write_json(directory / ATTACHED_FILE, {**description, "settings": settings.as_json()})
     return Attached(directory, execution.hardware)
+
+
+def _refuse_missing_texts(texts: list[Path], settings: AttachSettings) -> None:
+    """Raises an error if a file or folder of text does not exist, before the model is opened."""
+    for path in [*texts, *map(Path, settings.library), *([Path(settings.like)] if settings.like else [])]:
+        if not path.expanduser().exists():
+            raise InputError(f"there is no {path}; give files or folders of text")
 
 
 def _corpus_settings(settings: AttachSettings, texts: list[Path], folder: PretrainedFolder) -> CorpusSettings:

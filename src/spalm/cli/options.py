@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
+import spalm
 from spalm.compute import EngineName
 from spalm.memory import Memory, is_memory
 from spalm.runs import NETWORKS, ROWS, NetworkName, RowName
@@ -15,6 +16,22 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
 )
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"spalm {spalm.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Language models with a short-term and a long-term memory."""
+
 
 RecipeArgument = Annotated[str, typer.Argument(help="Name of a recipe, or the path of a .yaml file.")]
 MemoryArgument = Annotated[

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Column, Table
+from rich.padding import Padding
 
 from spalm.artifact import Artifact
 from spalm.attachment import AttachSettings
@@ -27,6 +27,7 @@ from spalm.cli.options import (
 )
 from spalm.compute import Execution, Hardware, machine_ram, parse_size
 from spalm.console import say
+from spalm.errors import InputError
 from spalm.generation import RunModels
 from spalm.memory import describe_memory
 from spalm.planning import Cluster, PlannedMemory, parse_count, plan_memory, print_plan
@@ -124,17 +125,24 @@ def explore(
 
 @app.command()
 def settings(
-    prefix: Annotated[str, typer.Argument(help="List only keys that begin with this, such as training.")] = "",
+    which: Annotated[
+        str, typer.Argument(help="attach, serve, or the beginning of a recipe's keys, such as training.")
+    ] = "",
 ) -> None:
-    """List every setting of a recipe, and those of `attach` and `serve` as attach.KEY and serve.KEY."""
+    """List the settings of a recipe, of `attach` (for --set) or of `serve` (for --limit)."""
     from spalm.server import Limits
 
-    table = Table(Column("key", no_wrap=True), "default", "meaning", box=None)
-    others = [*describe_settings(AttachSettings, "attach."), *describe_settings(Limits, "serve.")]
-    for key, default, meaning in [*describe_settings(Recipe), *others]:
-        if key.startswith(prefix):
-            table.add_row(escape(key), escape(default), escape(" ".join(meaning.split())))
-    Console().print(table)
+    verbs = {"attach": AttachSettings, "serve": Limits}
+    listed = list(describe_settings(verbs.get(which, Recipe)))
+    if which not in verbs:
+        listed = [row for row in listed if row[0].startswith(which)]
+    if not listed:
+        groups = [*dict.fromkeys(key.partition(".")[0] for key, _, _ in describe_settings(Recipe)), *verbs]
+        raise InputError(f"there are no settings {which!r}; give one of {', '.join(groups)}")
+    console = Console()
+    for key, default, meaning in listed:
+        console.print(f"[bold]{escape(key)}[/] = {escape(default)}")
+        console.print(Padding(escape(" ".join(meaning.split())), (0, 0, 0, 4)))
 
 
 @app.command()

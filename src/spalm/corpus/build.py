@@ -68,7 +68,8 @@ def _tokeniser(settings: CorpusSettings, directory: Path) -> Tokeniser:
     """Returns the tokeniser in `directory`; learns it first unless an earlier run has left it there."""
     path = directory / "tokeniser.json"
     if not path.exists():
-        with bar("learn the tokeniser", None):
+        given = settings.tokeniser.kind == "pretrained"
+        with bar("open the tokeniser" if given else "learn the tokeniser", None):
             tokeniser = learn_tokeniser(settings.tokeniser, lambda: _pieces(settings, "train"))
         artifact.write_atomically(path, json.dumps(tokeniser.to_json(), ensure_ascii=False))
     return tokeniser_from_json(json.loads(path.read_text()))

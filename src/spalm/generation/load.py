@@ -17,6 +17,8 @@ def open_models(directory: Path | str, hardware: Hardware) -> ModelSet:
         return AttachedModels(Attached(directory, hardware))
     if (directory / RESULTS).is_file():
         return RunModels(FinishedRun(directory), hardware)
+    if not directory.exists():
+        raise InputError(f"there is no folder {directory}; give one that `spalm attach` or `spalm run` made")
     raise InputError(
         f"{directory} holds no model with a memory; make one with `spalm attach MODEL TEXT... --out {directory}`"
     )

@@ -109,7 +109,7 @@ def print_spans(text: str, spans: list[TracedSpan], console: Console) -> None:
         table.add_row(f"{span.tokens:,}", place, Text(_shortened(span.text)), f"{span.count:,}", Text(named))
     console.print(table)
     share = covered_characters(spans) / len(text)
-    console.print(f"{len(spans):,} spans; {share:.1%} of the characters stand word for word in the memory")
+    console.print(f"{len(spans):,} span(s); {share:.1%} of the characters stand word for word in the memory")
 
 
 def covered_characters(spans: list[TracedSpan]) -> int:

@@ -12,7 +12,7 @@ def parse_count(text: str, option: str = "--tokens") -> float:
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([kMGBT]?)", text.strip())
     number = float(found[1]) * _COUNTS[found[2]] if found else 0
     if number < 1:
-        raise InputError(f"{option} {text}: not a number of tokens; give something like 103M, 852M or 1T")
+        raise InputError(f"{option} {text}: not a number of tokens; give something like 200k, 103M or 1T")
     return number
 
 

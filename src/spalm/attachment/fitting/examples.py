@@ -66,7 +66,10 @@ class ExampleSets:
             train, advanced = _examples_with_keys(base, search, learned, settings)
         questions = _question_examples(base, search, learned.text, settings)
         texts = [corpus.split(split).beginning(settings.held_out) for split in HELD_OUT]
-        dev, test = (examples_from_text(base, search, text) for text in texts)
+        dev, test = (
+            examples_from_text(base, search, text, f"read {split}: {len(text.names):,} document(s)")
+            for split, text in zip(HELD_OUT, texts)
+        )
         past = None
         if search.nearest is not None:
             keys, count = search.memory.keys_of(dev.base.hidden), search.nearest.count
@@ -131,7 +134,7 @@ def _question_examples(
     texts = [train.tokens[start : start + _QUESTION_TOKENS] for start in np.sort(starts)]
     ends = np.cumsum([len(text) for text in texts])
     stream = TokenStream(np.concatenate(texts), ends, lambda: ["question"] * len(texts), train.start)
-    examples = examples_from_text(base, search, stream)
+    examples = examples_from_text(base, search, stream, f"read {len(texts):,} short pieces as questions")
     offsets = np.arange(len(stream)) - stream.begins[stream.documents_of(np.arange(len(stream)))]
     return examples[torch.from_numpy(np.flatnonzero(offsets >= _LEAST_CONTEXT))]
 
@@ -144,9 +147,11 @@ def _pieces(count: int, settings: AttachSettings) -> np.ndarray:
     return rows[rows < count]
 
 
-def examples_from_text(base: PretrainedBase, search: MemorySearch, text: TokenStream) -> TrainingExamples:
+def examples_from_text(
+    base: PretrainedBase, search: MemorySearch, text: TokenStream, title: str = "read documents"
+) -> TrainingExamples:
     """Returns every position of a text, with what the memory has for it."""
-    hidden = base.hidden(text, f"read {len(text.names):,} document(s)")
+    hidden = base.hidden(text, title)
     with bar("search", None):
         retrieved = search(search.memory.keys_of(hidden), reversed_contexts(text, np.arange(len(text))))
     return examples_from_hidden(base, hidden, retrieved, torch.from_numpy(text.targets(np.arange(len(text)))))

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, cached_property
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -221,7 +222,7 @@ class LlamaModel:
 def _import_llama_cpp() -> Any:
     """Returns the module llama_cpp, silenced; tells how to install it where it is missing."""
     try:
-        import llama_cpp
+        llama_cpp = import_module("llama_cpp")
     except ImportError:
         raise InputError("llama.cpp needs the extra: pip install 'spalm[llama]'") from None
     llama_cpp.llama_log_set(_drop_messages(), ctypes.c_void_p())
@@ -232,9 +233,7 @@ def _import_llama_cpp() -> Any:
 @cache
 def _drop_messages() -> Any:
     """Returns a callback that drops messages. It is kept, because llama.cpp calls it as long as the process runs."""
-    from llama_cpp import llama_log_callback
-
-    return llama_log_callback(lambda *_: None)
+    return import_module("llama_cpp").llama_log_callback(lambda *_: None)
 
 
 def _free(api: Any, model: Any, context: Any) -> None:
