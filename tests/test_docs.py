@@ -111,7 +111,7 @@ def test_the_examples_of_the_api_run(attached_folder, finished, tmp_path, capsys
         for block in python_blocks(DOCS / "api.md")
     )
     exec(with_memory.replace("runs/attached", str(folder)), {})
-    exec(of_a_run.replace("runs/demo", str(finished.directory)), {"run": CompletedRun(finished.directory)})
+    exec(of_a_run.replace("runs/short", str(finished.directory)), {"run": CompletedRun(finished.directory)})
     assert "transformer-xl" in capsys.readouterr().out
 
 
