@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 # The tests start many processes: each would compile the package anew where nothing compiled is kept. There are three
 # workers for two cores, because many tests wait for other processes.
-PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n 3 --dist loadgroup --no-loadscope-reorder
+PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 BENCHMARKS := attach training neighbours spalm ray disk plan exact
 
 .PHONY: setup demo lint quick-tests check test docs bench $(addprefix bench-,$(BENCHMARKS)) clean

@@ -33,11 +33,9 @@ torch.set_num_threads(1)  # the tensors here are tiny: a second thread only wait
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keeps the tests of a file on one worker, which share its fixtures; files with most slow tests come first."""
+    """Puts files with most slow tests first. The tests of a file stay on one worker, which shares its fixtures."""
     slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
     items.sort(key=lambda item: -slow[item.path])
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group(str(item.path)))
 
 
 @pytest.fixture(autouse=True)

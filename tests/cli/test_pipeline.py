@@ -202,7 +202,7 @@ def test_settings_are_listed_as_they_are_given():
     assert "context = 1024" in listed
     assert "attach." not in listed
     assert "training.steps = " in spalm("settings", "training").stdout
-    assert "there are no settings 'nonsense'; give one of corpus, " in refused("settings", "nonsense")
+    assert "there are no settings 'nonsense'; give one of title, corpus, " in refused("settings", "nonsense")
 
 
 def test_a_truncated_token_array(recipe, tmp_path):

@@ -109,8 +109,8 @@ def test_the_command(tmp_path):
 @pytest.mark.parametrize(
     ("wrong", "told"),
     [
-        (["--tokens", "many"], "--tokens many: not a number of tokens; give something like 103M, 852M or 1T"),
-        (["--tokens", "0"], "--tokens 0: not a number of tokens; give something like 103M, 852M or 1T"),
+        (["--tokens", "many"], "--tokens many: not a number of tokens; give something like 200k, 103M or 1T"),
+        (["--tokens", "0"], "--tokens 0: not a number of tokens; give something like 200k, 103M or 1T"),
         (["--tokens", "1M", "--storage", "fast"], "--storage fast: not a size; give something like 4G or 800M"),
         (["--tokens", "1M", "--storage", "0"], "--storage 0: not a size; give something like 4G or 800M"),
         (
