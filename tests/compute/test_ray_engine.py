@@ -1,14 +1,9 @@
 """Keys and neighbours on a real cluster of two nodes: the bytes of the local engine, whatever happens to workers."""
 
-import json
 import os
-import shutil
 import signal
-import socket
-import sqlite3
 import sys
 import time
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,7 +23,7 @@ from spalm.neighbours import IndexSettings, NeighbourSettings, RamBudget, find_n
 from spalm.neighbours.index import on_disk
 from spalm.neighbours.join import bulk_join
 from spalm.neighbours.join.jobs import JoinJob
-from support.commands import RANK, SMALL_RECIPE, SMALL_SETTINGS, refused, script, spalm, torchrun
+from support.ray_clusters import contents, table_bytes, two_nodes
 
 pytestmark = pytest.mark.slow
 
@@ -40,16 +35,8 @@ SETTINGS = NeighbourSettings(count=3, held_out=5, recall=0.9)
 
 @pytest.fixture(scope="module")
 def cluster():
-    from ray.cluster_utils import Cluster
-
-    node = {"num_cpus": 1, "object_store_memory": 80 << 20}
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setenv("PYTHONPATH", os.pathsep.join(sys.path))  # for the jobs of this file
-        made = Cluster(initialize_head=True, head_node_args={**node, "include_dashboard": False})
-        made.add_node(**node)
-        made.wait_for_nodes()
+    with two_nodes() as made:
         yield made
-        made.shutdown()
 
 
 @pytest.fixture(scope="module")
@@ -78,21 +65,6 @@ def remembered(corpus, folder: Path, engine) -> Memory:
     memory = open_memory(folder, own, MemorySettings(), train)
     remember(memory, own, train, source_of_split(corpus, "train"), execution=Execution(cluster=engine))
     return memory
-
-
-def contents(memory: Memory) -> dict:
-    """Every byte of the shards and sorted contexts, and every row of the catalogue but for the time of day."""
-    folders = memory.shards.folder, memory.exact.folder
-    paths = [path for folder in folders for path in folder.rglob("*") if path.is_file()]
-    files = {str(path.relative_to(memory.directory)): path.read_bytes() for path in paths}
-    with closing(sqlite3.connect(memory.catalogue.path)) as catalogue:
-        tables = ("batches", "documents", "shards", "extents")
-        rows = {name: catalogue.execute(f"SELECT * FROM {name}").fetchall() for name in tables}
-        return {**files, **rows, "versions": catalogue.execute("SELECT version, what FROM versions").fetchall()}
-
-
-def table_bytes(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 def searched(corpus, memory: Memory, folder: Path, engine) -> dict[str, bytes]:
@@ -303,74 +275,6 @@ def test_storage_that_is_not_shared_is_told(corpus, engine, tmp_path, monkeypatc
         remembered(corpus, Path("/proc/self/cwd/memory"), engine)
     assert not [path for path in (tmp_path / "memory").iterdir() if path.name.startswith(".shared")]
     remembered(corpus, tmp_path / "memory", engine)
-
-
-def test_the_command_on_a_cluster(cluster, text_folder, tmp_path):
-    def command(out: Path, *more) -> str:
-        about = [*SMALL_SETTINGS, f"corpus.source.path={text_folder}", "--out", out, "--ram", "1G", *more]
-        found = spalm("neighbours", *about, RAY_ADDRESS="")
-        assert found.returncode == 0, found.stderr
-        return found.stderr
-
-    command(tmp_path / "here")
-    kept = shutil.ignore_patterns("memory", "neighbours")
-    shutil.copytree(tmp_path / "here", tmp_path / "there", ignore=kept)
-    said = command(tmp_path / "there", "--engine", "ray", "--address", cluster.address)
-    assert "on 2 core(s) of 2 machines" in said
-    assert "INFO" not in said
-    assert contents(Memory(tmp_path / "here" / "memory")) == contents(Memory(tmp_path / "there" / "memory"))
-    assert table_bytes(tmp_path / "there" / "neighbours") == table_bytes(tmp_path / "here" / "neighbours")
-
-
-def test_ranks_train_and_the_cluster_searches(cluster, text_folder, tmp_path):
-    """A whole run under torchrun: of its ranks, the first alone asks the cluster."""
-    (tmp_path / "small.yaml").write_text(SMALL_RECIPE.replace("PATH", str(text_folder)))
-    (tmp_path / "command.py").write_text(RANK)
-    run = [tmp_path / "command.py", "run", tmp_path / "small.yaml", "--out", tmp_path / "run", "--device", "cpu"]
-    found = torchrun(2, *run, "--ram", "1G", "--engine", "ray", "--address", cluster.address, RAY_ADDRESS="")
-    assert found.returncode == 0, found.stderr
-    assert "on 2 core(s) of 2 machines" in found.stderr
-    rows = json.loads((tmp_path / "run" / "results.json").read_text())
-    assert {"transformer", "transformer-xl", "knn-lm", "spalm"} <= {row["model"] for row in rows}
-
-
-def test_a_pretrained_model_remembers_on_a_cluster(cluster, attached_folder, tmp_path):
-    """The same keys: with either engine a memory that is made later is the same."""
-    (tmp_path / "more.txt").write_text("the captain of the red boat found the old map . " * 30)
-    held = []
-    for name, how in (("here", []), ("there", ["--engine", "ray", "--address", cluster.address])):
-        shutil.copytree(attached_folder, tmp_path / name)
-        found = spalm("remember", tmp_path / name, "--text", tmp_path / "more.txt", *how)
-        assert found.returncode == 0, found.stderr
-        held.append(contents(Memory(tmp_path / name / "memory")))
-    assert held[0] == held[1]
-
-
-def test_a_wrong_address_is_one_line_and_soon(tmp_path, monkeypatch):
-    with socket.socket() as deaf:
-        deaf.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{deaf.getsockname()[1]}"
-        began = time.monotonic()
-        said = refused("neighbours", "demo", "--out", tmp_path, "--engine", "ray", "--address", address)
-        assert f"--address {address}: nothing answers there" in said
-        assert time.monotonic() - began < 30
-        deaf.listen()
-        monkeypatch.setattr(on_ray, "_ANSWER_SECONDS", 4)
-        with pytest.raises(InputError, match="no Ray cluster answers there, or none of this version"):
-            on_ray._refuse_unless_answered(address)
-    for wrong in ("nowhere", "a:b", ":1", "localhost:99999999"):
-        with pytest.raises(InputError, match=f"--address {wrong}: "):
-            on_ray._refuse_unless_answered(wrong)
-    said = refused("remember", "demo", "--out", tmp_path, "--address", "auto")
-    assert "the local engine has none; give --engine ray too" in said
-
-
-def test_a_missing_extra_is_one_line(tmp_path):
-    path = tmp_path / "without.py"
-    path.write_text("import sys; sys.modules['ray'] = None; from spalm.cli import main; main()")
-    found = script(path, "run", "demo", "--out", tmp_path / "run", "--engine", "ray").ended()
-    assert found.returncode == 1
-    assert found.stderr == "spalm: the engine ray needs its library: pip install 'spalm[ray]'\n"
 
 
 def test_a_budget_is_of_one_machine(engine):

@@ -99,7 +99,7 @@ def test_samples_with_drafts_have_the_distribution_of_the_model(model, prompts):
 def test_several_answers_advance_together_as_each_would_alone(model, prompts):
     sampling = Sampling(max_tokens=12)
     alone = [[token.id for token in generate(model, prompt, sampling, draft=False)] for prompt in prompts]
-    options = GenerationOptions(sampling)
+    options = GenerationOptions(sampling, draft=True)
     answers = [Generation(model.decoder(), prompt[-1], options, unread=prompt) for prompt in prompts]
     found: list[list[int]] = [[] for _ in prompts]
     while running := [number for number, answer in enumerate(answers) if not answer.finished]:

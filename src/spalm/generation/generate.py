@@ -25,7 +25,7 @@ class GenerationOptions:
     """Whether sources are looked up."""
     likely: int = 0
     """Number of the likeliest tokens to name beside each token."""
-    draft: bool = True
+    draft: bool = False
     """Whether the next tokens are guessed from the memory, which saves passes of the network and changes no token."""
 
 

@@ -53,24 +53,37 @@ class Model:
     # Uses of a model
 
     def generate(
-        self, prompt: str, *, memory: bool = True, cite: bool = True, **sampling: Unpack[SamplingOptions]
+        self,
+        prompt: str,
+        *,
+        memory: bool = True,
+        cite: bool = True,
+        draft: bool = False,
+        **sampling: Unpack[SamplingOptions],
     ) -> Answer:
         """Continues a prompt.
 
-        `memory=False` uses the network alone; `cite=False` looks up no sources. Further keyword arguments are the
-        fields of `Sampling`: max_tokens, temperature, top_p, top_k, stop, seed.
+        `memory=False` uses the network alone; `cite=False` looks up no sources; `draft=True` reads ahead what the
+        memory expects, which takes fewer passes of the network and changes no token. Further keyword arguments are
+        the fields of `Sampling`: max_tokens, temperature, top_p, top_k, stop, seed.
         """
-        chunks = list(self.stream(prompt, memory=memory, cite=cite, **sampling))
+        chunks = list(self.stream(prompt, memory=memory, cite=cite, draft=draft, **sampling))
         reason = chunks[-1].finish_reason
         assert reason is not None
         tokens = [token for chunk in chunks for token in chunk.tokens]
         return Answer("".join(chunk.text for chunk in chunks), tokens, reason, chunks[-1].citations or [])
 
     def stream(
-        self, prompt: str, *, memory: bool = True, cite: bool = True, **sampling: Unpack[SamplingOptions]
+        self,
+        prompt: str,
+        *,
+        memory: bool = True,
+        cite: bool = True,
+        draft: bool = False,
+        **sampling: Unpack[SamplingOptions],
     ) -> Iterator[Chunk]:
         """Yields in chunks what `generate` returns whole."""
-        options = GenerationOptions(Sampling.parse(sampling, "generate"), cite=cite)
+        options = GenerationOptions(Sampling.parse(sampling, "generate"), cite=cite, draft=draft)
         tokens, decoder = self.tokeniser.prompt(prompt), self.decoder(use_memory=memory)
         yield from stream_chunks(decoder, decoder.feed(tokens)[-1:], tokens[-1], options)
 
