@@ -29,7 +29,7 @@ _BATCH = 512
 _PROBE = 7
 """Number of tokens on which a model is checked."""
 _TOLERANCE = 0.05
-"""Largest difference of logits, as a share of their spread, that the rounding of quantised weights explains."""
+"""Root mean square difference of logits, as a share of their spread, that rounding of quantised weights explains."""
 
 
 @dataclass(eq=False)
@@ -215,7 +215,7 @@ class LlamaModel:
             (at_once.hidden @ self._table.T, "its logits do not follow from its last hidden state"),
             (logits, "it does not go on from keys and values of what it has read"),
         ):
-            if (found - at_once.logits).abs().max() > _TOLERANCE * at_once.logits.std():
+            if (found - at_once.logits).square().mean().sqrt() > _TOLERANCE * at_once.logits.std():
                 raise InputError(f"{self.path}: {problem}, so a memory cannot be mixed in; use --backend torch")
 
 
