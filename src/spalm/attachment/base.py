@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass
 from functools import cached_property
-from importlib.util import find_spec
-from pathlib import Path
 
 import torch
 from jaxtyping import Float
@@ -55,25 +53,18 @@ class PretrainedBase(SentByFields):
 
     @cached_property
     def generator(self) -> PretrainedModel | LlamaModel:
-        """The model as it generates text: run by llama.cpp where the hardware's `backend` says so."""
-        if (file := self._gguf_to_run()) is None:
+        """The model as it generates text: run by llama.cpp if the hardware's `backend` says so."""
+        if self.hardware.backend == "torch":
             return self.model
+        if self.folder.gguf is None:
+            raise InputError("--backend llama: the model did not come as a GGUF file, or that is gone; attach it again")
         threads = self.hardware.threads or available_cores()
-        return LlamaModel(file, threads=threads, context=_LONGEST_TEXT)
+        return LlamaModel(self.folder.gguf, threads=threads, context=_LONGEST_TEXT)
 
     @cached_property
     def query_encoder(self) -> Encoder:
         """The encoder of texts that are generated: the hidden states of the model that generates them."""
         return self.encoder if isinstance(self.generator, PretrainedModel) else self._encoder_by(self.generator, 1)
-
-    def _gguf_to_run(self) -> Path | None:
-        """Returns the GGUF file that llama.cpp is to run; None: torch runs the model."""
-        backend, file = self.hardware.backend, self.folder.gguf
-        if backend == "llama" and file is None:
-            raise InputError("--backend llama: the model did not come as a GGUF file, or that is gone; attach it again")
-        if backend == "torch" or file is None or self.device.type != "cpu":
-            return None
-        return file if backend == "llama" or find_spec("llama_cpp") else None
 
     def _encoder_by(self, model: PretrainedModel | LlamaModel, lanes: int) -> Encoder:
         """Returns an encoder that reads with this model."""

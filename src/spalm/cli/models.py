@@ -97,7 +97,7 @@ def generate(
     model: RowOption = None,
     device: Device = "auto",
     threads: Threads = None,
-    backend: Backend = "auto",
+    backend: Backend = "torch",
 ) -> None:
     """Continue a text, token by token."""
     options: SamplingOptions = {
@@ -155,7 +155,7 @@ def serve_(
     model: RowOption = None,
     device: Device = "auto",
     threads: Threads = None,
-    backend: Backend = "auto",
+    backend: Backend = "torch",
 ) -> None:
     """Serve a model with a memory: OpenAI-style completions, documents to add and delete, the explorer's page."""
     from spalm.server import Limits, allowed_hosts, make_server, serve  # not needed by other verbs

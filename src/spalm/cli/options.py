@@ -46,8 +46,8 @@ Assignments = Annotated[
 Out = Annotated[Path, typer.Option(help="Folder of the run; each stage is a folder below it.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")]
 Backend = Annotated[
-    Literal["auto", "torch", "llama"],
-    typer.Option(help="What runs a pretrained model that came as a GGUF file; auto: llama.cpp where it is installed."),
+    Literal["torch", "llama"],
+    typer.Option(help="What runs a pretrained model: torch, or llama.cpp if it came as a GGUF file."),
 ]
 Threads = Annotated[
     int | None,

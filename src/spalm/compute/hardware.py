@@ -26,9 +26,8 @@ class Hardware:
     """Whether the parameters are sharded among the ranks (FSDP2) instead of copied to each (DDP)."""
     ranks: Ranks = SINGLE_RANK
     """This process among those that torchrun has started."""
-    backend: Literal["auto", "torch", "llama"] = "auto"
-    """What runs a pretrained model while text is generated: torch, or llama.cpp for one that came as a GGUF file.
-    auto: llama.cpp on a CPU where it is installed and the GGUF file is still there."""
+    backend: Literal["torch", "llama"] = "torch"
+    """What runs a pretrained model while text is generated: torch, or llama.cpp for one that came as a GGUF file."""
 
     def __reduce__(self) -> tuple:
         """Pickles the hardware for another process: the same kind of device, but without the ranks of this one."""

@@ -18,9 +18,6 @@ class Outputs:
     logits: Float[Tensor, "n vocabulary"] | None = None
     """Logits of the next token, where the model computes them in the same pass."""
 
-    def __getitem__(self, rows) -> "Outputs":
-        return Outputs(self.hidden[rows], None if self.logits is None else self.logits[rows])
-
     @classmethod
     def concatenate(cls, parts: "Sequence[Outputs]") -> "Outputs":
         """Returns several groups of tokens as one."""

@@ -24,11 +24,12 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationMixin, PreT
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from spalm.compute import Hardware
+from spalm.errors import InputError
 from spalm.generation.decoder import Decoder, EncodedTokens
 from spalm.generation.hugging_face.export import CONFIG, copy_model, export_for_transformers
 from spalm.generation.load import load_model
 from spalm.generation.model import Model
-from spalm.lm.pretrained import PretrainedModel
+from spalm.lm.pretrained import LlamaModel, PretrainedModel
 from spalm.memory.exact import BORDER, last_contexts
 from spalm.runs import RESULTS, FinishedRun
 from spalm.semiparametric import Retrieved
@@ -119,6 +120,8 @@ class SpalmForCausalLM(PreTrainedModel, GenerationMixin):
     @classmethod
     def of_model(cls, model: Model) -> "SpalmForCausalLM":
         """Wraps a model with a memory that is already open."""
+        if isinstance(model.network, LlamaModel):
+            raise InputError("transformers runs models of torch; open it with backend torch instead of llama")
         config = _config(model.models.directory)
         if not config.base:
             config.model = model.variant.name

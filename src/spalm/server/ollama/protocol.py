@@ -5,9 +5,9 @@ Fields that should change the answer but are not supported are refused; other un
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field
 
-from spalm.server.openai.protocol import ChatMessage, ChatRequest, CompletionRequest, StopText
+from spalm.server.openai.protocol import ChatMessage, ChatRequest, ClientRequest, CompletionRequest, StopText
 
 _TAG = ":latest"
 """Tag that Ollama's clients add to names without one."""
@@ -31,10 +31,9 @@ class Options(BaseModel):
         return {**given, "max_tokens": self.num_predict if self.num_predict > 0 else None}
 
 
-class OllamaRequest(BaseModel):
+class OllamaRequest(ClientRequest):
     """Fields that all requests for text share."""
 
-    model_config = ConfigDict(extra="ignore")
     model: str
     stream: bool = True
     options: Options = Options()
@@ -43,14 +42,6 @@ class OllamaRequest(BaseModel):
     """Whether the memory is used. This field is not Ollama's."""
     cite: bool = False
     """Whether to list the parts that the memory decided, and their sources. This field is not Ollama's."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _drop_nulls(cls, given: Any) -> Any:
-        """Takes null to mean the default, as clients do."""
-        if not isinstance(given, dict):
-            return given
-        return {name: value for name, value in given.items() if value is not None}
 
     def _common(self) -> dict[str, Any]:
         """Returns the fields that requests in OpenAI's form share."""

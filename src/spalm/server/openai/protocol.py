@@ -29,10 +29,22 @@ class StreamOptions(BaseModel):
     include_usage: bool = False
 
 
-class GenerationRequest(BaseModel):
-    """Fields that requests for completions and for chat completions share."""
+class ClientRequest(BaseModel):
+    """A request of a client. Unknown fields are ignored, and null means the default, as clients mean it."""
 
     model_config = ConfigDict(extra="ignore", allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_nulls(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        return {name: value for name, value in given.items() if value is not None}
+
+
+class GenerationRequest(ClientRequest):
+    """Fields that requests for completions and for chat completions share."""
+
     model: str | None = None
     temperature: float = Field(default=1.0, ge=0, le=10)
     top_p: float = Field(default=1.0, gt=0, le=1)
@@ -49,14 +61,6 @@ class GenerationRequest(BaseModel):
     """Whether the memory is used. This field is not OpenAI's."""
     cite: bool = False
     """Whether to list the parts that the memory decided, and their sources. This field is not OpenAI's."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _drop_nulls(cls, given: Any) -> Any:
-        """Takes null to mean the default, as clients do."""
-        if not isinstance(given, dict):
-            return given
-        return {name: value for name, value in given.items() if value is not None}
 
     def sampling(self, max_tokens: int) -> Sampling:
         """Returns how tokens are picked for an answer of at most `max_tokens` tokens."""
