@@ -89,7 +89,7 @@ def tokens_per_second(model: Model, prompt: list[int], *, use_memory: bool) -> f
     options = GenerationOptions(Sampling(max_tokens=_TOKENS))
     begun = time.perf_counter()
     decoder = model.decoder(use_memory=use_memory)
-    generated = sum(1 for _ in generate_tokens(decoder, decoder.feed(prompt)[-1:], prompt[-1], options))
+    generated = sum(1 for _ in generate_tokens(decoder, prompt, options))
     return generated / (time.perf_counter() - begun)
 
 

@@ -29,9 +29,8 @@ def prompts(model) -> list[list[int]]:
 
 
 def generate(model: Model, prompt: list[int], sampling: Sampling, *, draft: bool) -> list[GeneratedToken]:
-    decoder = model.decoder()
     options = GenerationOptions(sampling, cite=True, likely=2, draft=draft)
-    return list(generate_tokens(decoder, decoder.feed(prompt)[-1:], prompt[-1], options))
+    return list(generate_tokens(model.decoder(), prompt, options))
 
 
 def eager(model: Model) -> Model:
@@ -86,12 +85,10 @@ def test_samples_with_drafts_have_the_distribution_of_the_model(model, prompts):
     eager(model)
     for draft in (False, True):
         decoder = model.decoder()
-        encoded = decoder.feed(prompts[1])[-1:]
+        decoder.feed(prompts[1][:-1])
         for seed in range(300):
             sampling = Sampling(max_tokens=2, temperature=1.0, seed=seed)
-            answer = generate_tokens(
-                decoder.copied(), encoded, prompts[1][-1], GenerationOptions(sampling, draft=draft)
-            )
+            answer = generate_tokens(decoder.copied(), prompts[1], GenerationOptions(sampling, draft=draft))
             counts[int(draft), list(answer)[-1].id] += 1
     assert torch.equal(counts[0], counts[1]), "the same random numbers pick the same tokens"
 
@@ -100,22 +97,19 @@ def test_several_answers_advance_together_as_each_would_alone(model, prompts):
     sampling = Sampling(max_tokens=12)
     alone = [[token.id for token in generate(model, prompt, sampling, draft=False)] for prompt in prompts]
     options = GenerationOptions(sampling, draft=True)
-    answers = [Generation(model.decoder(), prompt[-1], options, unread=prompt) for prompt in prompts]
+    answers = [Generation(model.decoder(), prompt, options) for prompt in prompts]
     found: list[list[int]] = [[] for _ in prompts]
     while running := [number for number, answer in enumerate(answers) if not answer.finished]:
-        for number, tokens in zip(running, advance([answers[number] for number in running], longest=5)):
-            found[number] += [token.id for token in tokens]
+        for number, step in zip(running, advance([answers[number] for number in running], longest=5)):
+            found[number] += [token.id for token in step.picked]
     assert found == alone
 
 
 def test_texts_with_and_without_the_memory_advance_together(model, prompts):
     options = GenerationOptions(Sampling(max_tokens=5))
-    answers = [
-        Generation(model.decoder(use_memory=use_memory), prompts[0][-1], options, unread=prompts[0])
-        for use_memory in (True, False)
-    ]
-    first = advance(answers)
-    assert first[0][0].memory_share > 0 == first[1][0].memory_share
+    answers = [Generation(model.decoder(use_memory=use_memory), prompts[0], options) for use_memory in (True, False)]
+    first, second = (step.picked[0] for step in advance(answers))
+    assert first.memory_share > 0 == second.memory_share
 
 
 def prediction(ids: list[int], tokens: list[int], weights: list[float]) -> tuple[CombinedPrediction, Retrieved]:

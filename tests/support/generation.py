@@ -8,6 +8,4 @@ from spalm.generation import GeneratedToken, GenerationOptions, Model, Sampling,
 def generated(
     model: Model, prompt: list[int], sampling: Sampling, *, use_memory: bool = True, cite: bool = False, likely: int = 0
 ) -> Iterator[GeneratedToken]:
-    decoder = model.decoder(use_memory=use_memory)
-    options = GenerationOptions(sampling, cite, likely)
-    return generate_tokens(decoder, decoder.feed(prompt)[-1:], prompt[-1], options)
+    return generate_tokens(model.decoder(use_memory=use_memory), prompt, GenerationOptions(sampling, cite, likely))

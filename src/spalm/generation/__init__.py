@@ -1,11 +1,12 @@
 """A model with its memory in, text out: generation with citations, scores, explanations, documents, transformers."""
 
 from spalm.generation.answer import Answer, Chunk, Citation, CitedSource, FinishReason, GeneratedToken
+from spalm.generation.batch import AnswerBatch, AnswerRequest, RunningAnswer
 from spalm.generation.citations import citation_lines, citations_of
 from spalm.generation.decoder import Decoder, EncodedTokens
 from spalm.generation.detokenise import IncrementalDetokeniser, token_texts
 from spalm.generation.documents import DocumentExists, DocumentService, MemoryDocument, UnknownDocument
-from spalm.generation.generate import GenerationOptions, generate_tokens, stream_chunks
+from spalm.generation.generate import GenerationOptions, generate_tokens
 from spalm.generation.load import load_model, model_of, open_models
 from spalm.generation.model import Model
 from spalm.generation.models import AttachedModels, ModelSet, RunModels, Variant
@@ -15,6 +16,8 @@ from spalm.generation.trace import Traceable, TracedSpan, open_traceable, print_
 
 __all__ = [
     "Answer",
+    "AnswerBatch",
+    "AnswerRequest",
     "AttachedModels",
     "Chunk",
     "Citation",
@@ -31,6 +34,7 @@ __all__ = [
     "Model",
     "ModelSet",
     "RunModels",
+    "RunningAnswer",
     "Sampling",
     "SamplingOptions",
     "Score",
@@ -47,7 +51,6 @@ __all__ = [
     "open_models",
     "open_traceable",
     "print_spans",
-    "stream_chunks",
     "text_of_file",
     "token_texts",
     "trace_text",

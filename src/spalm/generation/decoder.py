@@ -16,9 +16,7 @@ if TYPE_CHECKING:
     from spalm.generation.model import Model
 
 _ROWS = 64
-"""Positions that are predicted together."""
-_TAKEN_BACK = 64
-"""Highest number of tokens that can be taken back."""
+"""Positions of one text that are predicted together."""
 
 
 @dataclass(frozen=True)
@@ -62,17 +60,21 @@ class Decoder:
             encoder = model.encoder
             shared = encoder.model is model.network and encoder.reading == model.reading
             self._key_reader = None if shared else IncrementalReader(encoder.model, encoder.reading, model.device)
-        self._context = np.zeros(0, np.int64)  # the last tokens, in the form that `last_contexts` takes
         self._previous: Retrieved | None = None
 
     def __len__(self) -> int:
         return len(self._reader)
 
+    @property
+    def tokens(self) -> list[int]:
+        """The tokens read so far."""
+        return self._reader.tokens
+
     def copied(self) -> "Decoder":
         """Returns an independent decoder that has read the same tokens."""
         other = object.__new__(Decoder)
         other.model, other.use_memory, other._previous = self.model, self.use_memory, self._previous
-        other._has_keys, other._context = self._has_keys, self._context
+        other._has_keys = self._has_keys
         other._reader = self._reader.copied()
         other._key_reader = None if self._key_reader is None else self._key_reader.copied()
         return other
@@ -82,26 +84,35 @@ class Decoder:
         return self.feed_together([self], [tokens])[0]
 
     @classmethod
-    def feed_together(cls, decoders: "Sequence[Decoder]", pieces: Sequence[Sequence[int]]) -> list[EncodedTokens]:
-        """Reads further tokens of several texts with one model, in one pass where it can do that."""
-        fresh = [not len(decoder) for decoder in decoders]
-        outputs = IncrementalReader.read_together([decoder._reader for decoder in decoders], pieces)
+    def feed_together(
+        cls, decoders: "Sequence[Decoder]", pieces: Sequence[Sequence[int]], needed: Sequence[int] | None = None
+    ) -> list[EncodedTokens]:
+        """Reads further tokens of several texts with one model, in one pass where it can do that.
+
+        `needed` is the number of last positions of each piece that are returned; None: all.
+        """
+        counts = [len(piece) for piece in pieces] if needed is None else needed
+        outputs = IncrementalReader.read_together([decoder._reader for decoder in decoders], pieces, counts)
         return [
-            decoder._encode(piece, output, first=first)
-            for decoder, piece, output, first in zip(decoders, pieces, outputs, fresh, strict=True)
+            decoder._encode(piece, output) for decoder, piece, output in zip(decoders, pieces, outputs, strict=True)
         ]
 
-    def _encode(self, tokens: Sequence[int], outputs: Outputs, *, first: bool) -> EncodedTokens:
+    def _encode(self, piece: Sequence[int], outputs: Outputs) -> EncodedTokens:
         """Returns what was computed for tokens that were just read, with the keys and queries for the memory."""
-        hidden = outputs.hidden
-        queries = hidden if self._key_reader is None else self._key_reader.feed(tokens)
-        keys = self.model.store.keys_of(queries) if self._has_keys else np.zeros((len(hidden), 0), np.float16)
-        numbers = np.array(tokens, np.int64) + 1
-        if first and numbers[0] == self.model.tokeniser.start + 1:
+        count = len(outputs.hidden)
+        queries = outputs.hidden
+        if self._key_reader is not None:
+            queries = self._key_reader.feed(piece)[len(piece) - count :]
+        keys = self.model.store.keys_of(queries) if self._has_keys else np.zeros((count, 0), np.float16)
+        return EncodedTokens(outputs.hidden, keys, last_contexts(self._last_numbers(count), count), outputs.logits)
+
+    def _last_numbers(self, count: int) -> np.ndarray:
+        """Returns the end of the text as `last_contexts` takes it, as much as the last `count` positions need."""
+        kept = self.tokens[-LONGEST - count :]
+        numbers = np.array(kept, np.int64) + 1
+        if len(kept) == len(self) and kept and kept[0] == self.model.tokeniser.start:
             numbers[0] = BORDER  # x_0 is no part of the text
-        text = np.concatenate([self._context, numbers])
-        self._context = text[-LONGEST - _TAKEN_BACK :]
-        return EncodedTokens(hidden, keys, last_contexts(text, len(tokens)), outputs.logits)
+        return numbers
 
     @property
     def can_shorten(self) -> bool:
@@ -109,11 +120,11 @@ class Decoder:
         return self._reader.can_shorten and (self._key_reader is None or self._key_reader.can_shorten)
 
     def take_back(self, tokens: int) -> None:
-        """Forgets the last tokens that were read, at most those of the last `feed`."""
+        """Forgets the last tokens that were read."""
+        self._previous = None
         for reader in (self._reader, self._key_reader):
             if reader is not None:
                 reader.shorten(len(reader) - tokens)
-        self._context = self._context[: len(self._context) - tokens]
 
     @property
     def at_once(self) -> int:

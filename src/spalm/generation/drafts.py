@@ -30,6 +30,8 @@ class PassTimes:
     """Times of passes by their numbers of tokens, for one model; averages that follow the machine's load."""
 
     seconds: dict[int, float] = field(default_factory=dict)
+    others: int = 0
+    """Number of tokens that other answers read in the same pass."""
 
     def note(self, tokens: int, seconds: float) -> None:
         """Adds the time of one pass."""
@@ -86,12 +88,12 @@ class Drafter:
         return continuation(self._memory, entry, length) if length else []
 
     def _length_that_pays(self) -> int:
-        """Returns the length with most expected tokens in the time of a pass over one; 0 if no draft pays."""
+        """Returns the length with most expected tokens, of all answers, in the time of a pass; 0 if no draft pays."""
         chance = self._record.chance(self._strength)
-        expected = 1 + np.cumsum(chance ** np.arange(1, LONGEST_DRAFT + 1))
-        gains = [tokens / self._times.cost(1 + length) for length, tokens in enumerate(expected, 1)]
-        best = int(np.argmax(gains))
-        return best + 1 if gains[best] > 1 else 0
+        at_least = self._times.others + 1
+        expected = at_least + np.cumsum(chance ** np.arange(LONGEST_DRAFT + 1)) - 1
+        gains = [tokens / self._times.cost(at_least + length) for length, tokens in enumerate(expected)]
+        return int(np.argmax(gains))
 
 
 def _best_proposal(combined: CombinedPrediction, retrieved: Retrieved, token: int) -> tuple[int, float] | None:

@@ -1,32 +1,47 @@
-"""Text from a model with a memory, token by token."""
+"""Text from a model with a memory, token by token, for one text or for several side by side."""
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 
-from spalm.generation.answer import Chunk, FinishReason, GeneratedToken
-from spalm.generation.citations import citations_of, cited_sources, memory_share
-from spalm.generation.decoder import Decoder, EncodedTokens, predict_together
+from spalm.generation.answer import FinishReason, GeneratedToken
+from spalm.generation.citations import cited_sources, memory_share
+from spalm.generation.decoder import Decoder, predict_together
 from spalm.generation.detokenise import IncrementalDetokeniser
 from spalm.generation.drafts import Drafter
 from spalm.generation.sampling import Sampling, pick_token, random_generator
 from spalm.semiparametric import CombinedPrediction, Retrieved
 
-_LONGEST_PIECE = 256
-"""Number of tokens of a prompt that are read in one step."""
+LONGEST_PIECE = 512
+"""Number of tokens of prompts that are read in one step if no other answer waits for its next token."""
+_PIECE_BESIDE_OTHERS = 128
+"""Number of tokens of prompts that are read in one step if other answers wait for their next tokens."""
 
 
 @dataclass(frozen=True)
 class GenerationOptions:
     """How tokens are generated, and what is returned besides them."""
 
-    sampling: Sampling
+    sampling: Sampling | None
+    """How tokens are picked; None: the prompt is read, and nothing is generated."""
     cite: bool = False
     """Whether sources are looked up."""
     likely: int = 0
     """Number of the likeliest tokens to name beside each token."""
     draft: bool = False
     """Whether the next tokens are guessed from the memory, which saves passes of the network and changes no token."""
+    score_prompt: bool = False
+    """Whether the tokens of the prompt are returned too, with their log-probabilities."""
+
+
+@dataclass
+class Step:
+    """Tokens that one step of an answer gave."""
+
+    prompt: list[GeneratedToken] = field(default_factory=list)
+    """Tokens of the prompt, if they are scored. They have no text."""
+    picked: list[GeneratedToken] = field(default_factory=list)
+    """Tokens that were generated."""
 
 
 class Generation:
@@ -36,57 +51,103 @@ class Generation:
     picked are those of the draft; so it never changes what is generated.
     """
 
-    def __init__(self, decoder: Decoder, last: int, options: GenerationOptions, unread: Sequence[int] = ()):
-        """`last` is the last token of the prompt, `unread` its tokens that the decoder has yet to read."""
+    def __init__(self, decoder: Decoder, prompt: Sequence[int], options: GenerationOptions):
+        """`decoder` may have read a beginning of the prompt already, but not all of it."""
         model = decoder.model
-        self.decoder, self.options, self.last = decoder, options, last
-        self._unread, self._draft = list(unread), list[int]()
-        self._detokeniser = IncrementalDetokeniser(model.tokeniser, [last])
-        self._random = random_generator(options.sampling, model.device)
+        self.decoder, self.options = decoder, options
+        self._prompt, self._unread = list(prompt), list(prompt[len(decoder) :])
+        self._draft: list[int] = []
+        self._last = prompt[-1]
+        self._picked = 0
+        self._detokeniser = IncrementalDetokeniser(model.tokeniser, [self._last])
+        self._random = None if options.sampling is None else random_generator(options.sampling, model.device)
         drafts = options.draft and decoder.use_memory and decoder.at_once > 1 and decoder.can_shorten
         self._drafter = Drafter(model.store, model.pass_times, model.draft_record) if drafts else None
-        self._picked = 0
         self.finished = False
         """Whether the last token has been picked."""
 
+    @property
+    def reads_prompt(self) -> bool:
+        """Whether tokens of the prompt are left to read."""
+        return self._picked == 0
+
     def next_piece(self, longest: int) -> list[int]:
         """Returns the tokens to read next, of a prompt at most `longest`, and counts them as read."""
-        longest = max(longest, 1 + len(self._draft))  # a draft is read at once with the token before it
+        if not self.reads_prompt:
+            longest = len(self._unread)  # a draft is read at once with the token before it
+        elif self.options.score_prompt:
+            longest = min(longest, self.decoder.at_once)
         piece, self._unread = self._unread[:longest], self._unread[longest:]
         return piece
 
-    @property
-    def predicts(self) -> int:
-        """Number of the last positions read whose predictions are needed; 0 while tokens are left to read."""
-        return 0 if self._unread else 1 + len(self._draft)
+    def predictions_of(self, piece: Sequence[int]) -> int:
+        """Returns the number of its last positions whose predictions are needed once a piece has been read."""
+        if self.reads_prompt and self.options.score_prompt:
+            return len(piece)
+        if self._unread or self.options.sampling is None:
+            return 0
+        return 1 + len(self._draft)
 
-    def pick(self, combined: CombinedPrediction, retrieved: Retrieved) -> list[GeneratedToken]:
+    @property
+    def last_read(self) -> int:
+        """The last token that was read."""
+        return self._prompt[-1 - len(self._unread)] if self.reads_prompt else self._last
+
+    def take(self, combined: CombinedPrediction | None, retrieved: Retrieved | None) -> Step:
+        """Returns the tokens that follow from the predictions of a step; None if it needed none."""
+        step = Step()
+        if combined is not None and retrieved is not None:
+            rows = len(combined.log_probabilities)
+            if self.reads_prompt and self.options.score_prompt:
+                step.prompt = self._score_prompt(combined)
+                combined, retrieved = combined[rows - 1 :], retrieved[rows - 1 :]
+            if not self._unread and self.options.sampling is not None:
+                step.picked = self._pick(combined, retrieved, self.options.sampling)
+        self.finished = self.finished or (self.options.sampling is None and not self._unread)
+        return step
+
+    def _score_prompt(self, combined: CombinedPrediction) -> list[GeneratedToken]:
+        """Returns tokens of the prompt with the log-probabilities that the positions before them gave."""
+        rows = combined.log_probabilities
+        end = len(self._prompt) - len(self._unread)
+        first = end - len(rows) + 1
+        targets = self._prompt[first : end + 1]
+        best = rows.topk(min(self.options.likely, rows.shape[1]))
+        likely = [list(zip(*pair)) for pair in zip(best.indices.tolist(), best.values.tolist())]
+        scored = [
+            GeneratedToken(token, "", float(rows[row, token]), likely=likely[row]) for row, token in enumerate(targets)
+        ]
+        return scored if first > 1 else [GeneratedToken(self._prompt[0], "", None), *scored]
+
+    def _pick(self, combined: CombinedPrediction, retrieved: Retrieved, sampling: Sampling) -> list[GeneratedToken]:
         """Returns the next token, and those after it as far as the draft was right; takes back what was wrong of it."""
         found = []
+        here = slice(0, 1)
         for row in range(1 + len(self._draft)):
             here = slice(row, row + 1)
-            found.append(self._pick_one(combined[here], retrieved[here]))
+            found.append(self._pick_one(combined[here], retrieved[here], sampling))
             if self.finished or row == len(self._draft) or found[-1].id != self._draft[row]:
                 break
-        self.last = found[-1].id
+        self._last = found[-1].id
         wrong = len(self._draft) - (len(found) - 1)
-        if wrong and not self.finished:
+        if wrong:
             self.decoder.take_back(wrong)
         if self._drafter is not None:
             if self._draft:
                 self._drafter.learn(len(found) - 1, failed=wrong > 0)
-            most = self.options.sampling.max_tokens - self._picked - 1
-            self._draft = self._drafter.propose(combined[here], retrieved[here], self.last, most)
-        self._unread = [self.last, *self._draft]
+            most = sampling.max_tokens - self._picked - 1
+            self._draft = self._drafter.propose(combined[here], retrieved[here], self._last, most)
+        self._unread = [self._last, *self._draft]
         return found
 
-    def _pick_one(self, combined: CombinedPrediction, retrieved: Retrieved) -> GeneratedToken:
+    def _pick_one(self, combined: CombinedPrediction, retrieved: Retrieved, sampling: Sampling) -> GeneratedToken:
         """Returns a token picked from the distribution of one position."""
         model, options = self.decoder.model, self.options
         log_probabilities = combined.log_probabilities[0]
-        token = pick_token(log_probabilities, options.sampling, self._random)
+        assert self._random is not None
+        token = pick_token(log_probabilities, sampling, self._random)
         self._picked += 1
-        ends, last = token in model.tokeniser.end_tokens, self._picked == options.sampling.max_tokens
+        ends, last = token in model.tokeniser.end_tokens, self._picked == sampling.max_tokens
         reason: FinishReason | None = "stop" if ends else "length" if last else None
         self.finished = reason is not None
         text = "" if ends else self._detokeniser.add(token)
@@ -104,74 +165,45 @@ class Generation:
         )
 
 
-def advance(answers: Sequence[Generation], longest: int = _LONGEST_PIECE) -> list[list[GeneratedToken]]:
+def advance(answers: Sequence[Generation], longest: int | None = None) -> list[Step]:
     """Makes one step of several answers of one model: one pass of the network, one search of the memory.
 
-    Returns the tokens that were picked for each; none while a prompt is being read, `longest` tokens at a time.
+    Prompts are read in pieces, `longest` tokens in one step, the first prompts first; by default fewer if other answers
+    wait for their next tokens.
     """
     begun = time.perf_counter()
-    pieces = [answer.next_piece(longest) for answer in answers]
-    decoders = [answer.decoder for answer in answers]
-    encoded = decoders[0].feed_together(decoders, pieces)
-    asking = {number: answer for number, answer in enumerate(answers) if answer.predicts}
-    predicted = predict_together(
-        [(answer.decoder, encoded[number][-answer.predicts :], answer.last) for number, answer in asking.items()]
-    )
-    found: list[list[GeneratedToken]] = [[] for _ in answers]
-    for (number, answer), prediction in zip(asking.items(), predicted):
-        found[number] = answer.pick(*prediction)
-    if len(answers) == len(asking) == 1:
-        answers[0].decoder.model.pass_times.note(len(pieces[0]), time.perf_counter() - begun)
-    return found
+    if longest is None:
+        longest = LONGEST_PIECE if all(answer.reads_prompt for answer in answers) else _PIECE_BESIDE_OTHERS
+    stepping, pieces = _pieces(answers, longest)
+    needed = [answer.predictions_of(piece) for answer, piece in zip(stepping, pieces)]
+    decoders = [answer.decoder for answer in stepping]
+    times = decoders[0].model.pass_times
+    times.others = len(stepping) - 1
+    encoded = decoders[0].feed_together(decoders, pieces, needed)
+    asking = [number for number, count in enumerate(needed) if count]
+    predicted = predict_together([(decoders[number], encoded[number], stepping[number].last_read) for number in asking])
+    predictions = dict(zip(asking, predicted))
+    steps = {id(answer): answer.take(*predictions.get(number, (None, None))) for number, answer in enumerate(stepping)}
+    if sum(needed) == sum(map(len, pieces)):
+        times.note(sum(needed), time.perf_counter() - begun)
+    return [steps.get(id(answer), Step()) for answer in answers]
 
 
-def generate_tokens(
-    decoder: Decoder, encoded: EncodedTokens, last: int, options: GenerationOptions
-) -> Iterator[GeneratedToken]:
-    """Yields the tokens that continue what a decoder has read.
+def _pieces(answers: Sequence[Generation], longest: int) -> tuple[list[Generation], list[list[int]]]:
+    """Returns the answers that make a step, and what each of them reads; prompts share `longest` tokens."""
+    stepping, pieces = [], []
+    for answer in answers:
+        if answer.reads_prompt and longest <= 0:
+            continue
+        piece = answer.next_piece(longest)
+        longest -= len(piece) if answer.reads_prompt else 0
+        stepping.append(answer)
+        pieces.append(piece)
+    return stepping, pieces
 
-    `encoded` is the decoder's output at its last position, `last` the token that it read there.
-    """
-    answer = Generation(decoder, last, options)
-    yield from answer.pick(*decoder.predict(encoded, last))
+
+def generate_tokens(decoder: Decoder, prompt: Sequence[int], options: GenerationOptions) -> Iterator[GeneratedToken]:
+    """Yields the tokens that continue a prompt, of which the decoder may have read a beginning."""
+    answer = Generation(decoder, prompt, options)
     while not answer.finished:
-        yield from advance([answer])[0]
-
-
-def stream_chunks(decoder: Decoder, encoded: EncodedTokens, last: int, options: GenerationOptions) -> Iterator[Chunk]:
-    """Yields the answer in chunks, cut at stop texts; the last chunk has the citations if they are wanted."""
-    shown: list[GeneratedToken] = []
-    for chunk in cut_at_stops(generate_tokens(decoder, encoded, last, options), options.sampling.stop):
-        shown += chunk.tokens
-        ended = options.cite and chunk.finish_reason is not None
-        yield replace(chunk, citations=citations_of(shown)) if ended else chunk
-
-
-def cut_at_stops(tokens: Iterator[GeneratedToken], stops: list[str]) -> Iterator[Chunk]:
-    """Yields an answer in chunks and cuts it where the first stop text begins.
-
-    Each token yields a chunk with the text that is certain by then. Text that may be the beginning of a stop text is
-    held back, with its tokens, until that is decided.
-    """
-    text, shown = "", 0
-    held: list[tuple[int, GeneratedToken]] = []
-    for token in tokens:
-        held.append((len(text), token))
-        text += token.text
-        found = [at for at in (text.find(stop) for stop in stops) if at >= 0]
-        if found:
-            end = min(found)
-            cut = [replace(one, text=one.text[: end - begin]) for begin, one in held if begin < end]
-            yield Chunk(text[shown:end], cut, "stop", generated=1)
-            return
-        overlap = 0 if token.finish_reason else max((_overlap(text, stop) for stop in stops), default=0)
-        certain = len(text) - overlap
-        sure = [one for begin, one in held if token.finish_reason or begin < certain >= begin + len(one.text)]
-        held = held[len(sure) :]
-        yield Chunk(text[shown:certain], sure, token.finish_reason, generated=1)
-        shown = certain
-
-
-def _overlap(text: str, stop: str) -> int:
-    """Returns the length of the longest end of `text` that is a beginning of `stop`."""
-    return next((size for size in range(min(len(text), len(stop)), 0, -1) if text.endswith(stop[:size])), 0)
+        yield from advance([answer])[0].picked

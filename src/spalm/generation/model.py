@@ -13,10 +13,11 @@ from spalm.attachment import ALWAYS_SEARCH, SearchPolicy, score_files
 from spalm.corpus import Tokeniser, TokenStream
 from spalm.errors import InputError
 from spalm.generation.answer import Answer, Chunk
+from spalm.generation.batch import AnswerRequest, RunningAnswer
 from spalm.generation.decoder import Decoder
 from spalm.generation.documents import DocumentService
 from spalm.generation.drafts import DraftRecord, PassTimes
-from spalm.generation.generate import GenerationOptions, stream_chunks
+from spalm.generation.generate import GenerationOptions, advance
 from spalm.generation.models import AttachedModels, ModelSet, Neighbours, Variant, no_neighbours
 from spalm.generation.sampling import Sampling, SamplingOptions
 from spalm.generation.score import Score, read_states, score_of, score_variant, stream_of_text
@@ -84,8 +85,10 @@ class Model:
     ) -> Iterator[Chunk]:
         """Yields in chunks what `generate` returns whole."""
         options = GenerationOptions(Sampling.parse(sampling, "generate"), cite=cite, draft=draft)
-        tokens, decoder = self.tokeniser.prompt(prompt), self.decoder(use_memory=memory)
-        yield from stream_chunks(decoder, decoder.feed(tokens)[-1:], tokens[-1], options)
+        request = AnswerRequest(self.tokeniser.prompt(prompt), options, use_memory=memory)
+        answer = RunningAnswer(request, self.decoder(use_memory=memory))
+        while not answer.finished:
+            yield from answer.chunks(advance([answer.generation])[0])
 
     def score(self, text: str) -> Score:
         """Returns the log-probability of every token of a text, and its perplexity, with and without the memory.

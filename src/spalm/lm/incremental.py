@@ -29,11 +29,12 @@ class IncrementalReader:
 
     def __init__(self, model: LanguageModel, reading: Reading, device: torch.device):
         self._model, self._reading, self._device = model, reading, device
-        self._tokens: list[int] = []
+        self.tokens: list[int] = []
+        """The tokens read so far."""
         self._state: Any = None
 
     def __len__(self) -> int:
-        return len(self._tokens)
+        return len(self.tokens)
 
     def feed(self, tokens: Sequence[int]) -> Float[Tensor, "n width"]:
         """Reads further tokens and returns their hidden states."""
@@ -48,23 +49,31 @@ class IncrementalReader:
         while rest:
             piece, rest = rest[: self._tokens_left()], rest[self._tokens_left() :]
             found.append(self._read(piece))
-            self._tokens += piece
+            self.tokens += piece
         empty = Outputs(torch.zeros(0, self._model.width, device=self._device))
         return Outputs.concatenate(found) if found else empty
 
     @classmethod
-    def read_together(cls, readers: "Sequence[IncrementalReader]", pieces: Sequence[Sequence[int]]) -> list[Outputs]:
-        """Reads further tokens of several texts, in one pass if the model can do that."""
+    def read_together(
+        cls, readers: "Sequence[IncrementalReader]", pieces: Sequence[Sequence[int]], needed: Sequence[int]
+    ) -> list[Outputs]:
+        """Reads further tokens of several texts, in one pass if the model can do that.
+
+        Returns what the model computes for the last positions of each piece, as many as `needed` says.
+        """
         model = readers[0]._model
         if not isinstance(model, BatchReader):
-            return [reader.read(piece) for reader, piece in zip(readers, pieces, strict=True)]
+            return [
+                reader.read(piece)[len(piece) - count :]
+                for reader, piece, count in zip(readers, pieces, needed, strict=True)
+            ]
         for reader, piece in zip(readers, pieces, strict=True):
             reader._refuse_if_too_long(len(piece))
             if reader._state is None:
                 reader._state = reader._model.empty_state(0, 0)
-        found = model.read([(reader._state, piece) for reader, piece in zip(readers, pieces)])
+        found = model.read([(reader._state, piece) for reader, piece in zip(readers, pieces)], needed)
         for reader, piece in zip(readers, pieces):
-            reader._tokens += piece
+            reader.tokens += piece
         return found
 
     @property
@@ -75,12 +84,12 @@ class IncrementalReader:
     def shorten(self, tokens: int) -> None:
         """Takes back what follows the first `tokens` tokens."""
         self._model.shorten(self._state, tokens)  # pyright: ignore[reportAttributeAccessIssue]
-        del self._tokens[tokens:]
+        del self.tokens[tokens:]
 
     def copied(self) -> "IncrementalReader":
         """Returns a copy of the reader, which can be fed independently."""
         other = copy.copy(self)
-        other._tokens = list(self._tokens)
+        other.tokens = list(self.tokens)
         if isinstance(self._model, BatchReader):
             other._state = None if self._state is None else self._model.copy_state(self._state)
         else:
@@ -121,7 +130,7 @@ class IncrementalReader:
         self._state = self._model.empty_state(reading.segment, reading.segment)
         context = reading.segment - reading.stride
         if context:
-            self._forward(self._tokens[-context:])
+            self._forward(self.tokens[-context:])
 
     def _forward(self, piece: list[int]) -> Outputs:
         """Returns what the model computes for tokens that follow those of the state."""

@@ -18,6 +18,9 @@ class Outputs:
     logits: Float[Tensor, "n vocabulary"] | None = None
     """Logits of the next token, where the model computes them in the same pass."""
 
+    def __getitem__(self, rows: slice) -> "Outputs":
+        return Outputs(self.hidden[rows], None if self.logits is None else self.logits[rows])
+
     @classmethod
     def concatenate(cls, parts: "Sequence[Outputs]") -> "Outputs":
         """Returns several groups of tokens as one."""
@@ -74,8 +77,15 @@ class LanguageModel(Protocol):
 class BatchReader(Protocol):
     """A model that reads pieces of several texts in one pass, and returns logits with the hidden states."""
 
-    def read(self, pieces: Sequence[tuple[Any, Sequence[int]]]) -> list[Outputs]:
-        """Reads further tokens of several texts, each given by its state; updates the states."""
+    def read(self, pieces: Sequence[tuple[Any, Sequence[int]]], needed: Sequence[int] | None = None) -> list[Outputs]:
+        """Reads further tokens of several texts, each given by its state; updates the states.
+
+        Returns outputs of the last positions of each piece, as many as `needed` says; None: of all.
+        """
+        ...
+
+    def reserve(self, texts: int) -> None:
+        """Makes room for this many texts at a time; none may be in progress."""
         ...
 
     def shorten(self, state: Any, tokens: int) -> None:

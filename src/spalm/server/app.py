@@ -6,8 +6,8 @@
     POST /explain                      GET  /health                    GET  /metrics
     /                                  the explorer's page, and its requests (/api)
 
-One request is worked on at a time, others wait in a queue; when it is full, further ones get 429. Health, metrics and
-lists are answered without waiting.
+Several answers are generated side by side, other requests wait in a queue; when it is full, further ones get 429.
+Health, metrics and lists are answered without waiting.
 """
 
 import time
@@ -19,8 +19,10 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.staticfiles import StaticFiles
 
 from spalm.errors import InputError
-from spalm.generation import Model, ModelSet
+from spalm.generation import AnswerBatch, Model, ModelSet
 from spalm.generation.inspection import Explorer
+from spalm.lm import BatchReader
+from spalm.server.answers import AnswerService
 from spalm.server.auth import ApiKeyMiddleware
 from spalm.server.documents import document_routes
 from spalm.server.errors import handle_errors
@@ -48,15 +50,19 @@ def make_server(
     if key == "":
         raise InputError("the key is empty; give one that nobody guesses, or none")
     limits = limits or Limits()
-    app, queue, metrics = FastAPI(**_NO_DOCS), RequestQueue(limits.waiting), Metrics()
-    app.state.queue = queue
+    app, metrics = FastAPI(**_NO_DOCS), Metrics()
+    model.models.variants()  # loads all networks now, not within a request
+    if isinstance(model.network, BatchReader):
+        model.network.reserve(limits.slots)
+    batch = AnswerBatch(model, limits.slots)
+    queue = app.state.queue = RequestQueue(limits.waiting, batch)
     handle_errors(app)
     folder = model.models.chat_template_folder
     parser = RequestParser(model, None if folder is None else ChatTemplate(folder), limits)
-    model.models.variants()  # loads all networks now, not within a request
+    service = AnswerService(queue, metrics, model.tokeniser)
     for routes in (
-        openai_routes(model, parser, queue, metrics),
-        ollama_routes(model, parser, queue, metrics),
+        openai_routes(model, parser, queue, service),
+        ollama_routes(model, parser, queue, service),
         document_routes(model, queue),
         explain_routes(model, queue),
         explorer_routes(model.explorer, queue),

@@ -13,7 +13,8 @@ from starlette.exceptions import HTTPException
 
 from spalm.errors import InputError, InUseError
 from spalm.generation import DocumentExists, UnknownDocument
-from spalm.server.queue import ClientGone, QueueFull, ServerStopping
+from spalm.server.model_thread import ServerStopping
+from spalm.server.queue import ClientGone, QueueFull
 
 _TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 _RETRY = {"Retry-After": "1"}

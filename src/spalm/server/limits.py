@@ -8,7 +8,9 @@ from spalm.settings import Settings
 class Limits(Settings):
     """Limits on the requests that a server accepts."""
 
-    waiting: int = Field(default=16, gt=0)
+    slots: int = Field(default=4, gt=0)
+    """Number of answers that are generated side by side; each takes memory for a text of the longest length."""
+    waiting: int = Field(default=64, gt=0)
     """Number of requests that may wait or be worked on; further ones get 429."""
     max_tokens: int = Field(default=2048, gt=0)
     """Highest number of tokens of an answer."""

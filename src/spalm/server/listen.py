@@ -45,6 +45,7 @@ def serve(app: FastAPI, host: str, port: int, title: str) -> None:
         config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=_SHUTDOWN_SECONDS)
         with _quiet_shutdown():
             _Server(config, app.state.queue).run(sockets=[listener])
+        app.state.queue.stop()
 
 
 class _Server(uvicorn.Server):

@@ -2,11 +2,8 @@
 
 import time
 from collections import Counter
-from collections.abc import Iterator
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-
-from spalm.generation import Chunk
 
 _METHODS = ("GET", "HEAD", "POST", "DELETE", "PUT", "PATCH", "OPTIONS")
 
@@ -19,13 +16,6 @@ class Metrics:
         """Requests by method, route and status."""
         self.prompt_tokens = self.generated_tokens = 0
         self.started = time.time()
-
-    def counted(self, chunks: Iterator[Chunk], prompt_tokens: int) -> Iterator[Chunk]:
-        """Yields the chunks of an answer, and counts its tokens and those of its prompt."""
-        self.prompt_tokens += prompt_tokens
-        for chunk in chunks:
-            self.generated_tokens += chunk.generated
-            yield chunk
 
     def in_prometheus_form(self, gauges: dict[str, tuple[str, float]]) -> str:
         """Returns all figures as text. `gauges` are further figures: by name, the help text and the value.

@@ -1,16 +1,22 @@
-"""The queue in which requests wait for the model, which works on one of them at a time."""
+"""The queue in which requests wait for the model, and from which they get its work."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import anyio
-from anyio import from_thread, to_thread
+from anyio import to_thread
 from starlette.types import Receive
 
+from spalm.generation import AnswerBatch, AnswerRequest, Chunk
+from spalm.server.model_thread import Answers, Call, ModelThread, ServerStopping
+
 T = TypeVar("T")
-_END: Any = object()
+_PREPARED_AT_ONCE = 2
+"""Number of requests that are tokenised at the same time."""
+_STOP_SECONDS = 5.0
+"""Seconds that the present step may take when the server ends."""
 
 
 class QueueFull(Exception):
@@ -21,18 +27,15 @@ class ClientGone(Exception):
     """The client of a request has left."""
 
 
-class ServerStopping(Exception):
-    """The server is about to end."""
-
-
 class RequestQueue:
-    """Runs the work of one request at a time in a thread, so that the server can answer other requests meanwhile.
+    """Gives requests to the model's thread, so that the server can answer others meanwhile.
 
-    A client that disconnects gives up its place, whether it waits or is served. A request that arrives when the queue
-    is full is refused at once.
+    Answers are generated side by side; other work is done between their steps, one piece at a time. A client that
+    disconnects gives up its place, whether it waits or is served. A request that arrives when the queue is full is
+    refused at once.
     """
 
-    def __init__(self, capacity: int):
+    def __init__(self, capacity: int, batch: AnswerBatch | None = None):
         self.capacity = capacity
         self.size = 0
         """Number of requests that wait or are worked on."""
@@ -41,31 +44,35 @@ class RequestQueue:
         self.departed = 0
         """Number of requests whose clients left before the end."""
         self.closed = False
-        """Whether the server is stopping: no request gets its turn any more."""
-        self._cancelled = False
-        self._lock = asyncio.Lock()
+        """Whether the server is stopping: no request is begun any more."""
+        self._model = ModelThread(batch)
+        self._preparing = anyio.Semaphore(_PREPARED_AT_ONCE)
 
     def close(self) -> None:
-        """Lets the current request end and gives no other a turn."""
+        """Lets the present requests end and begins no other."""
         self.closed = True
+        self._model.close()
+
+    def stop(self) -> None:
+        """Ends all work."""
+        self.close()
+        self._model.stop(_STOP_SECONDS)
 
     @asynccontextmanager
-    async def turn(self, receive: Receive) -> AsyncIterator[None]:
-        """Waits for a turn and holds it. Once `receive` reports that the client left, no further step is begun."""
+    async def turn(self, receive: Receive) -> "AsyncIterator[Turn]":
+        """Gives a request its place, until the block ends or `receive` reports that the client left."""
         if self.closed:
             raise ServerStopping
         if self.size >= self.capacity:
             self.refused += 1
             raise QueueFull
         self.size += 1
+        turn = Turn(self._model, self._preparing)
         try:
             with anyio.CancelScope() as scope:
                 watch = asyncio.create_task(self._watch_client(receive, scope))
                 try:
-                    async with self._lock:
-                        if self.closed:
-                            raise ServerStopping
-                        yield
+                    yield turn
                 finally:
                     watch.cancel()
             if scope.cancelled_caught:
@@ -73,26 +80,19 @@ class RequestQueue:
         except asyncio.CancelledError:
             if not self.closed:
                 raise
-            self._cancelled = True  # the time to finish is over; `check` ends the work
-            raise ServerStopping from None
+            raise ServerStopping from None  # the time to finish is over
         finally:
+            turn.end()
             self.size -= 1
-
-    async def steps(self, iterator: Iterator[T]) -> AsyncIterator[T]:
-        """Yields what an iterator yields, running each step in a thread. To be used within a turn."""
-        while (each := await to_thread.run_sync(next, iterator, _END)) is not _END:
-            yield each
 
     async def run(self, receive: Receive, work: Callable[[], T]) -> T:
         """Runs one piece of work in a turn of its own. Long work should call `check` now and then."""
-        async with self.turn(receive):
-            return await to_thread.run_sync(work)
+        async with self.turn(receive) as turn:
+            return await turn.run(work)
 
     def check(self) -> None:
-        """Raises, and so ends the work in this thread, if nobody waits for it any more."""
-        from_thread.check_cancelled()
-        if self._cancelled:
-            raise ServerStopping
+        """Raises, and so ends the work in the model's thread, if nobody waits for it any more."""
+        self._model.check()
 
     async def _watch_client(self, receive: Receive, scope: anyio.CancelScope) -> None:
         """Waits until the client disconnects, and then cancels its request."""
@@ -100,3 +100,42 @@ class RequestQueue:
             pass
         self.departed += 1
         scope.cancel()
+
+
+class Turn:
+    """The place of one request. What it began ends with it."""
+
+    def __init__(self, model: ModelThread, preparing: anyio.Semaphore):
+        self._model, self._preparing = model, preparing
+        self._begun: list[Call | Answers] = []
+
+    async def prepare(self, work: Callable[[], T]) -> T:
+        """Runs work that does not need the model, such as tokenising, in a thread beside it."""
+        async with self._preparing:
+            return await to_thread.run_sync(work)
+
+    async def run(self, work: Callable[[], T]) -> T:
+        """Runs work that needs the model alone, between two steps of the answers."""
+        call = self._model.call(work)
+        self._begun.append(call)
+        return await asyncio.wrap_future(call.result)
+
+    async def answers(self, requests: Sequence[AnswerRequest]) -> AsyncIterator[Chunk]:
+        """Yields the chunks of answers, of several as they come."""
+        loop = asyncio.get_running_loop()
+        arrived: asyncio.Queue[list[Chunk] | BaseException] = asyncio.Queue()
+        begun = self._model.answer(requests, lambda each: loop.call_soon_threadsafe(arrived.put_nowait, each) and None)
+        self._begun.append(begun)
+        left = len(requests)
+        while left:
+            found = await arrived.get()
+            if isinstance(found, BaseException):
+                raise found
+            for chunk in found:
+                left -= chunk.finish_reason is not None
+                yield chunk
+
+    def end(self) -> None:
+        """Ends what is not finished."""
+        for work in self._begun:
+            self._model.cancel(work)

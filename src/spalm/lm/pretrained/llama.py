@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from spalm.errors import InputError
@@ -26,6 +26,8 @@ from spalm.lm.interface import Outputs
 
 _BATCH = 512
 """Number of tokens that llama.cpp reads in one pass."""
+_SILENT = 8
+"""Number of positions without outputs from which on they are read in a pass of their own."""
 _PROBE = 7
 """Number of tokens on which a model is checked."""
 _TOLERANCE = 0.05
@@ -42,6 +44,28 @@ class SequenceState:
     """Number of tokens read so far."""
 
 
+@dataclass(frozen=True)
+class _Batch:
+    """Tokens that are read in one pass: their ids, their places in their texts, and the numbers of their sequences."""
+
+    tokens: Int[np.ndarray, "n"]
+    places: Int[np.ndarray, "n"]
+    numbers: Int[np.ndarray, "n"]
+
+    @classmethod
+    def of(cls, pieces: Sequence[tuple[SequenceState, Sequence[int]]]) -> "_Batch":
+        """Returns the pieces of several texts as one batch."""
+        return cls(
+            np.concatenate([np.asarray(piece, np.int32) for _, piece in pieces]),
+            np.concatenate([np.arange(len(piece), dtype=np.int32) + state.tokens for state, piece in pieces]),
+            np.concatenate([np.full(len(piece), state.number, np.int32) for state, piece in pieces]),
+        )
+
+    def __getitem__(self, rows: Any) -> "_Batch":
+        chosen = (np.ascontiguousarray(each[rows]) for each in (self.tokens, self.places, self.numbers))
+        return _Batch(*chosen)
+
+
 class LlamaModel:
     """A model of llama.cpp. It reads up to `sequences` texts at a time, each of up to `context_length` tokens."""
 
@@ -54,11 +78,20 @@ class LlamaModel:
         self.context_length: int | None = min(context or trained, trained)
         self.width: int = self._api.llama_model_n_embd(self._model)
         self.vocabulary: int = self._api.llama_vocab_n_tokens(self._api.llama_model_get_vocab(self._model))
-        self._context = self._open_context(threads, sequences + 1)  # one for texts that are read without a state
-        weakref.finalize(self, _free, self._api, self._model, self._context)
-        self._cache = self._api.llama_get_memory(self._context)
-        self._free = list(range(sequences, 0, -1))
+        self._threads = threads
+        self._opened: list[Any] = []  # contexts of llama.cpp
+        weakref.finalize(self, _free, self._api, self._model, self._opened)
+        self.reserve(sequences)
         self._refuse_unless_exact()
+
+    def reserve(self, texts: int) -> None:
+        """Makes room for this many texts at a time; none may be in progress."""
+        while self._opened:
+            self._api.llama_free(self._opened.pop())
+        self._context = self._open_context(self._threads, texts + 1)  # one for texts that are read without a state
+        self._opened.append(self._context)
+        self._cache = self._api.llama_get_memory(self._context)
+        self._free, self._released = list(range(texts, 0, -1)), list[int]()
 
     def _load(self, path: Path) -> Any:
         if not path.is_file():
@@ -91,15 +124,15 @@ class LlamaModel:
 
     def empty_state(self, memory_length: int = 0, longest_segment: int = 0) -> SequenceState:  # noqa: ARG002
         """Returns a state without tokens, whatever the lengths given; it takes one of the sequences."""
+        while self._released:
+            number = self._released.pop()
+            self._api.llama_memory_seq_rm(self._cache, number, -1, -1)
+            self._free.append(number)
         if not self._free:
             raise InputError(f"{self.path}: all sequences are in use; wait until a text is finished")
         state = SequenceState(self._free.pop())
-        weakref.finalize(state, self._release, state.number)
+        weakref.finalize(state, self._released.append, state.number)  # in any thread: the next text clears it
         return state
-
-    def _release(self, number: int) -> None:
-        self._api.llama_memory_seq_rm(self._cache, number, -1, -1)
-        self._free.append(number)
 
     def shorten(self, state: SequenceState, tokens: int) -> None:
         """Forgets what a text has after its first `tokens` tokens."""
@@ -113,29 +146,47 @@ class LlamaModel:
         other.tokens = state.tokens
         return other
 
-    def read(self, pieces: Sequence[tuple[SequenceState, Sequence[int]]]) -> list[Outputs]:
-        """Reads further tokens of several texts; returns hidden states and logits after each of them."""
-        tokens = np.concatenate([np.asarray(piece, np.int32) for _, piece in pieces])
-        numbers = np.concatenate([np.full(len(piece), state.number, np.int32) for state, piece in pieces])
-        places = np.concatenate([np.arange(len(piece), dtype=np.int32) + state.tokens for state, piece in pieces])
-        if int(tokens.min(initial=0)) < 0 or int(tokens.max(initial=0)) >= self.vocabulary:
-            raise InputError(f"{self.path}: token {int(tokens.max())} is not in its vocabulary of {self.vocabulary:,}")
-        hidden, logits = torch.empty(len(tokens), self.width), torch.empty(len(tokens), self.vocabulary)
-        for start in range(0, len(tokens), _BATCH):
+    def read(
+        self, pieces: Sequence[tuple[SequenceState, Sequence[int]]], needed: Sequence[int] | None = None
+    ) -> list[Outputs]:
+        """Reads further tokens of several texts; returns hidden states and logits of the last positions of each.
+
+        `needed` is the number of these positions; None: all. Others cost less: llama.cpp leaves out the output layer.
+        """
+        counts = [len(piece) for _, piece in pieces] if needed is None else list(needed)
+        batch = _Batch.of(pieces)
+        if int(batch.tokens.min(initial=0)) < 0 or int(batch.tokens.max(initial=0)) >= self.vocabulary:
+            highest = int(batch.tokens.max())
+            raise InputError(f"{self.path}: token {highest} is not in its vocabulary of {self.vocabulary:,}")
+        wanted = np.concatenate([np.arange(len(piece)) >= len(piece) - n for (_, piece), n in zip(pieces, counts)])
+        if np.count_nonzero(~wanted) >= _SILENT:
+            silent, batch, wanted = batch[~wanted], batch[wanted], wanted[wanted]
+            for start in range(0, len(silent.tokens), _BATCH):
+                self._decode(silent[start : start + _BATCH], outputs=False)
+        found = []
+        for start in range(0, len(batch.tokens), _BATCH):
             part = slice(start, start + _BATCH)
-            hidden[part], logits[part] = self._decode(tokens[part], places[part], numbers[part])
+            self._decode(batch[part], outputs=True)
+            found.append(self._outputs(len(batch[part].tokens), wanted[part]))
         for state, piece in pieces:
             state.tokens += len(piece)
-        sizes = [len(piece) for _, piece in pieces]
-        return [Outputs(*both) for both in zip(hidden.split(sizes), logits.split(sizes), strict=True)]
+        together = Outputs.concatenate(found) if found else Outputs(torch.empty(0, self.width))
+        ends = np.cumsum(counts)
+        return [together[slice(end - count, end)] for end, count in zip(ends.tolist(), counts)]
 
-    def _decode(
-        self, tokens: Int[np.ndarray, "n"], places: Int[np.ndarray, "n"], numbers: Int[np.ndarray, "n"]
-    ) -> tuple[Float[Tensor, "n width"], Float[Tensor, "n vocabulary"]]:
-        """Runs one pass of llama.cpp."""
-        count = len(tokens)
-        tokens, places, numbers = (np.ascontiguousarray(each, np.int32) for each in (tokens, places, numbers))
-        one_each, wanted = np.ones(count, np.int32), np.ones(count, np.int8)
+    def _outputs(self, count: int, wanted: Bool[np.ndarray, "n"]) -> Outputs:
+        """Returns copies of what the last pass computed for `count` positions, of those that are wanted."""
+        found = [self._api.llama_get_embeddings(self._context), self._api.llama_get_logits(self._context)]
+        shapes = (count, self.width), (count, self.vocabulary)
+        hidden, logits = (np.ctypeslib.as_array(one, shape)[wanted] for one, shape in zip(found, shapes))
+        return Outputs(torch.from_numpy(hidden), torch.from_numpy(logits))
+
+    def _decode(self, part: "_Batch", *, outputs: bool) -> None:
+        """Runs one pass of llama.cpp; `outputs`: hidden states and logits are computed."""
+        self._api.llama_set_embeddings(self._context, outputs)
+        count = len(part.tokens)
+        tokens, places, numbers = part.tokens, part.places, part.numbers
+        one_each, wanted = np.ones(count, np.int32), np.full(count, outputs, np.int8)
         addresses = numbers.ctypes.data + 4 * np.arange(count, dtype=np.uint64)
         batch = self._api.llama_batch(n_tokens=count)
         for name, values in (
@@ -150,10 +201,6 @@ class LlamaModel:
         code = self._api.llama_decode(self._context, batch)
         if code:
             raise InputError(f"{self.path}: llama.cpp could not read {count:,} tokens (code {code}); give less text")
-        found = [self._api.llama_get_embeddings(self._context), self._api.llama_get_logits(self._context)]
-        shapes = (count, self.width), (count, self.vocabulary)
-        hidden, logits = (np.ctypeslib.as_array(one, shape) for one, shape in zip(found, shapes))
-        return torch.from_numpy(hidden), torch.from_numpy(logits)
 
     @torch.inference_mode()
     def hidden(
@@ -236,6 +283,7 @@ def _drop_messages() -> Any:
     return import_module("llama_cpp").llama_log_callback(lambda *_: None)
 
 
-def _free(api: Any, model: Any, context: Any) -> None:
-    api.llama_free(context)
+def _free(api: Any, model: Any, contexts: list[Any]) -> None:
+    for context in contexts:
+        api.llama_free(context)
     api.llama_model_free(model)

@@ -1,12 +1,11 @@
 """Answers in Ollama's form: one JSON object for each chunk, the last with the figures."""
 
 import time
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
 from spalm.generation import Chunk
-from spalm.server.openai.jobs import GenerationJob
+from spalm.server.answers import GenerationJob
 from spalm.server.openai.responses import citation_in_json, joined
 
 _NANOSECONDS = 1_000_000_000
@@ -21,11 +20,14 @@ class OllamaResponse:
         self._read: float | None = None
         self._generated = 0
 
-    def streamed(self, chunks: Iterator[Chunk]) -> Iterator[list[dict[str, Any]]]:
-        """Yields the objects of a streamed answer, a list for each chunk."""
-        for chunk in chunks:
-            self._count(chunk)
-            yield [self._object(chunk)] if chunk.text or chunk.finish_reason else []
+    def events(self, chunk: Chunk) -> list[dict[str, Any]]:
+        """Returns the object that is sent for a chunk of a streamed answer, if it has text."""
+        self._count(chunk)
+        return [self._object(chunk)] if chunk.text or chunk.finish_reason else []
+
+    def last_events(self) -> list[dict[str, Any]]:
+        """Returns nothing: the last chunk has the figures."""
+        return []
 
     def whole(self, chunks: list[Chunk]) -> dict[str, Any]:
         """Returns the whole answer."""

@@ -1,15 +1,15 @@
 """The routes that Ollama's clients use: /api."""
 
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
-from starlette.concurrency import run_in_threadpool
 
 from spalm.generation import Model
-from spalm.server.metrics import Metrics
+from spalm.server.answers import AnswerService, GenerationJob
 from spalm.server.ollama.protocol import (
     EmbedRequest,
     GenerateRequest,
@@ -20,16 +20,14 @@ from spalm.server.ollama.protocol import (
     without_tag,
 )
 from spalm.server.ollama.responses import OllamaChatResponse, OllamaResponse
-from spalm.server.openai.jobs import GenerationJob
 from spalm.server.openai.request_parser import RequestParser
 from spalm.server.queue import RequestQueue
-from spalm.server.streaming import StreamedResponse
 
 _VERSION = "0.12.0"
 """Version of Ollama whose API this is; clients ask for it."""
 
 
-def ollama_routes(model: Model, parser: RequestParser, queue: RequestQueue, metrics: Metrics) -> APIRouter:
+def ollama_routes(model: Model, parser: RequestParser, queue: RequestQueue, service: AnswerService) -> APIRouter:
     """Returns the routes below /api that Ollama's clients use."""
     routes = APIRouter(prefix="/api")
     name = with_tag(model.name)
@@ -40,7 +38,7 @@ def ollama_routes(model: Model, parser: RequestParser, queue: RequestQueue, metr
         "parameter_size": "",
         "quantization_level": "",
     }
-    started = datetime.fromtimestamp(metrics.started, UTC).isoformat()
+    started = datetime.now(UTC).isoformat()
     listed = {"name": name, "model": name, "modified_at": started, "size": 0, "digest": "", "details": details}
 
     @routes.get("/version")
@@ -74,8 +72,7 @@ def ollama_routes(model: Model, parser: RequestParser, queue: RequestQueue, metr
         if not body.prompt and not body.system:  # clients do so to load a model
             parser.refuse_other_models(without_tag(body.model))
             return JSONResponse({"model": body.model, "created_at": started, "response": "", "done": True})
-        job = await run_in_threadpool(_job_of_text, parser, body)
-        return await answer(request, body, job, OllamaResponse(body.model, job))
+        return await answer(request, body, lambda: _job_of_text(parser, body), OllamaResponse)
 
     @routes.post("/chat")
     async def chat(body: OllamaChatRequest, request: Request) -> Response:
@@ -83,8 +80,7 @@ def ollama_routes(model: Model, parser: RequestParser, queue: RequestQueue, metr
             parser.refuse_other_models(without_tag(body.model))
             empty = {"role": "assistant", "content": ""}
             return JSONResponse({"model": body.model, "created_at": started, "message": empty, "done": True})
-        job = await run_in_threadpool(parser.parse_chat, body.as_chat())
-        return await answer(request, body, job, OllamaChatResponse(body.model, job))
+        return await answer(request, body, lambda: parser.parse_chat(body.as_chat()), OllamaChatResponse)
 
     @routes.post("/embed")
     async def embed(body: EmbedRequest, request: Request) -> dict[str, Any]:
@@ -101,16 +97,15 @@ def ollama_routes(model: Model, parser: RequestParser, queue: RequestQueue, metr
 
     async def embedded(request: Request, wanted: str, texts: list[str]) -> tuple[list[list[float]], int]:
         parser.refuse_other_models(without_tag(wanted))
-        tokens = parser.count_tokens_to_embed(texts)
-        return await queue.run(request.receive, lambda: [model.embed(text) for text in texts]), tokens
+        async with queue.turn(request.receive) as turn:
+            tokens = await turn.prepare(lambda: parser.count_tokens_to_embed(texts))
+            return await turn.run(lambda: [model.embed(text) for text in texts]), tokens
 
-    async def answer(request: Request, body: OllamaRequest, job: GenerationJob, response: OllamaResponse) -> Response:
-        steps = metrics.counted(job.run(model), job.prompt_tokens)
-        if body.stream:
-            return StreamedResponse(queue, response.streamed(steps), form="ndjson")
-        async with queue.turn(request.receive):
-            chunks = [chunk async for chunk in queue.steps(steps)]
-        return JSONResponse(response.whole(chunks))
+    async def answer(
+        request: Request, body: OllamaRequest, parse: Callable[[], GenerationJob], form: type[OllamaResponse]
+    ) -> Response:
+        stream = "ndjson" if body.stream else None
+        return await service.respond(request, parse, lambda job: form(body.model, job), stream)
 
     return routes
 

@@ -8,8 +8,7 @@ from jinja2 import TemplateError
 
 from spalm.corpus import Tokeniser
 from spalm.errors import InputError
-from spalm.generation import token_texts
-from spalm.server.openai.jobs import TokenisedPrompt
+from spalm.server.answers import TokenisedPrompt
 from spalm.server.openai.protocol import ChatMessage
 
 
@@ -40,4 +39,4 @@ class ChatTemplate:
         except TemplateError as error:
             raise InputError(f"messages: the model's chat template refuses them ({error})") from None
         tokens = tokeniser.encode([text.encode()])[0].tolist() or [tokeniser.start]
-        return TokenisedPrompt(tokens, token_texts(tokeniser, tokens))
+        return TokenisedPrompt(tokens)

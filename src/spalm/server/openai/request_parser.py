@@ -1,10 +1,10 @@
 """From requests to generation jobs. What cannot be done is refused before the request waits in the queue."""
 
 from spalm.generation import Model
+from spalm.server.answers import GenerationJob, TokenisedPrompt
 from spalm.server.errors import RequestRefused
 from spalm.server.limits import Limits
 from spalm.server.openai.chat_template import ChatTemplate
-from spalm.server.openai.jobs import GenerationJob, TokenisedPrompt
 from spalm.server.openai.protocol import ChatRequest, CompletionRequest, Prompt
 
 _DEFAULT_TOKENS = 16

@@ -3,12 +3,11 @@
 import time
 import uuid
 from collections import defaultdict
-from collections.abc import Iterator
 from typing import Any
 
 from spalm.corpus import Tokeniser
 from spalm.generation import Chunk, Citation
-from spalm.server.openai.jobs import GenerationJob
+from spalm.server.answers import GenerationJob
 
 _LEAST = -9999.0
 """Lowest log-probability in an answer; it stands for log 0, for which JSON has no value."""
@@ -33,8 +32,9 @@ class CompletionResponse:
     kind = chunk_kind = "text_completion"
     prefix = "cmpl"
 
-    def __init__(self, model: str, tokeniser: Tokeniser, job: GenerationJob):
-        self._tokeniser, self._scored = tokeniser, job.likely is not None
+    def __init__(self, model: str, tokeniser: Tokeniser, job: GenerationJob, *, include_usage: bool = False):
+        """`include_usage`: a stream ends with the numbers of tokens."""
+        self._tokeniser, self._scored, self._include_usage = tokeniser, job.likely is not None, include_usage
         head = {"id": f"{self.prefix}-{uuid.uuid4().hex}", "created": int(time.time()), "model": model}
         self._whole, self._chunk = ({**head, "object": kind} for kind in (self.kind, self.chunk_kind))
         self._prompt_tokens, self._generated = job.prompt_tokens, 0
@@ -47,17 +47,19 @@ class CompletionResponse:
         for chunk in chunks:
             answers[chunk.choice].append(chunk)
         self._generated += sum(chunk.generated for chunk in chunks)
-        return {**self._whole, "choices": [self._choice(joined(each)) for each in answers.values()], **self._usage()}
+        choices = [self._choice(joined(each)) for _, each in sorted(answers.items())]
+        return {**self._whole, "choices": choices, **self._usage()}
 
-    def chunks(self, chunk: Chunk) -> Iterator[dict[str, Any]]:
-        """Yields the events that are sent for a chunk of a streamed answer."""
+    def events(self, chunk: Chunk) -> list[dict[str, Any]]:
+        """Returns the events that are sent for a chunk of a streamed answer."""
         self._generated += chunk.generated
         if chunk.text or chunk.tokens or chunk.finish_reason:
-            yield {**self._chunk, "choices": [self._streamed(chunk)]}
+            return [{**self._chunk, "choices": [self._streamed(chunk)]}]
+        return []
 
-    def last_chunk(self) -> dict[str, Any]:
-        """Returns the last chunk, which holds the usage."""
-        return {**self._chunk, "choices": [], **self._usage()}
+    def last_events(self) -> list[dict[str, Any]]:
+        """Returns the event that ends a stream, which holds the usage, if it is wanted."""
+        return [{**self._chunk, "choices": [], **self._usage()}] if self._include_usage else []
 
     def _usage(self) -> dict[str, Any]:
         total = self._prompt_tokens + self._generated
@@ -98,12 +100,14 @@ class ChatResponse(CompletionResponse):
 
     kind, chunk_kind, prefix = "chat.completion", "chat.completion.chunk", "chatcmpl"
 
-    def chunks(self, chunk: Chunk) -> Iterator[dict[str, Any]]:
-        if chunk.choice not in self._offsets:
-            self._offsets[chunk.choice] = 0
-            first, delta = Chunk(choice=chunk.choice), {"role": "assistant", "content": ""}
-            yield {**self._chunk, "choices": [{**self._common(first), "delta": delta, "logprobs": None}]}
-        yield from super().chunks(chunk)
+    def events(self, chunk: Chunk) -> list[dict[str, Any]]:
+        """Returns the events for a chunk; an answer begins with one that names the role."""
+        if chunk.choice in self._offsets:
+            return super().events(chunk)
+        self._offsets[chunk.choice] = 0
+        first, delta = Chunk(choice=chunk.choice), {"role": "assistant", "content": ""}
+        begin = {**self._chunk, "choices": [{**self._common(first), "delta": delta, "logprobs": None}]}
+        return [begin, *super().events(chunk)]
 
     def _choice(self, chunk: Chunk) -> dict[str, Any]:
         message = {"role": "assistant", "content": chunk.text, "refusal": None}

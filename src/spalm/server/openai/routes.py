@@ -1,26 +1,23 @@
 """The routes that OpenAI's clients use: /v1."""
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
-from fastapi.responses import JSONResponse
-from starlette.concurrency import run_in_threadpool
 
-from spalm.generation import Chunk, Model
-from spalm.server.metrics import Metrics
-from spalm.server.openai.jobs import GenerationJob
+from spalm.generation import Model
+from spalm.server.answers import AnswerService, GenerationJob
 from spalm.server.openai.protocol import ChatRequest, CompletionRequest, EmbeddingRequest, GenerationRequest
 from spalm.server.openai.request_parser import RequestParser
 from spalm.server.openai.responses import ChatResponse, CompletionResponse
 from spalm.server.queue import RequestQueue
-from spalm.server.streaming import StreamedResponse
 
 
-def openai_routes(model: Model, parser: RequestParser, queue: RequestQueue, metrics: Metrics) -> APIRouter:
+def openai_routes(model: Model, parser: RequestParser, queue: RequestQueue, service: AnswerService) -> APIRouter:
     """Returns the routes below /v1."""
     routes = APIRouter(prefix="/v1")
-    description = {"id": model.name, "object": "model", "created": int(metrics.started), "owned_by": "spalm"}
+    description = {"id": model.name, "object": "model", "created": int(time.time()), "owned_by": "spalm"}
 
     @routes.get("/models")
     def list_models() -> dict[str, Any]:
@@ -33,20 +30,19 @@ def openai_routes(model: Model, parser: RequestParser, queue: RequestQueue, metr
 
     @routes.post("/completions")
     async def completions(body: CompletionRequest, request: Request) -> Response:
-        job = await run_in_threadpool(parser.parse_completion, body)
-        return await answer(request, body, job, CompletionResponse(model.name, model.tokeniser, job))
+        return await answer(request, body, lambda: parser.parse_completion(body), CompletionResponse)
 
     @routes.post("/chat/completions")
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
-        job = await run_in_threadpool(parser.parse_chat, body)
-        return await answer(request, body, job, ChatResponse(model.name, model.tokeniser, job))
+        return await answer(request, body, lambda: parser.parse_chat(body), ChatResponse)
 
     @routes.post("/embeddings")
     async def embeddings(body: EmbeddingRequest, request: Request) -> dict[str, Any]:
         parser.refuse_other_models(body.model)
-        texts = body.texts(model.tokeniser)
-        tokens = parser.count_tokens_to_embed(texts)
-        vectors = await queue.run(request.receive, lambda: [model.embed(text) for text in texts])
+        async with queue.turn(request.receive) as turn:
+            texts = await turn.prepare(lambda: body.texts(model.tokeniser))
+            tokens = await turn.prepare(lambda: parser.count_tokens_to_embed(texts))
+            vectors = await turn.run(lambda: [model.embed(text) for text in texts])
         found = [
             {"object": "embedding", "index": number, "embedding": body.encoded(vector)}
             for number, vector in enumerate(vectors)
@@ -55,24 +51,16 @@ def openai_routes(model: Model, parser: RequestParser, queue: RequestQueue, metr
         return {"object": "list", "data": found, "model": model.name, "usage": usage}
 
     async def answer(
-        request: Request, body: GenerationRequest, job: GenerationJob, response: CompletionResponse
+        request: Request,
+        body: GenerationRequest,
+        parse: Callable[[], GenerationJob],
+        form: type[CompletionResponse],
     ) -> Response:
-        steps = metrics.counted(job.run(model), job.prompt_tokens)
-        if body.stream:
-            chunks = _streamed(steps, response, include_usage=body.stream_options.include_usage)
-            return StreamedResponse(queue, chunks)
-        async with queue.turn(request.receive):
-            parts = [part async for part in queue.steps(steps)]
-        return JSONResponse(response.whole(parts))
+        usage = body.stream_options.include_usage
+
+        def form_of(job: GenerationJob) -> CompletionResponse:
+            return form(model.name, model.tokeniser, job, include_usage=usage)
+
+        return await service.respond(request, parse, form_of, "events" if body.stream else None)
 
     return routes
-
-
-def _streamed(
-    chunks: Iterator[Chunk], response: CompletionResponse, *, include_usage: bool
-) -> Iterator[list[dict[str, Any]]]:
-    """Yields the events of a streamed answer, a list for each chunk; the last with the usage if it is wanted."""
-    for chunk in chunks:
-        yield list(response.chunks(chunk))
-    if include_usage:
-        yield [response.last_chunk()]

@@ -1,7 +1,7 @@
 """Answers that are sent while they are generated: as server-sent events, or as lines of JSON."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any, Literal
 
 import anyio
@@ -9,10 +9,13 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from spalm.server.errors import Refusal
-from spalm.server.queue import ClientGone, RequestQueue, ServerStopping
+from spalm.server.model_thread import ServerStopping
+from spalm.server.queue import ClientGone, RequestQueue, Turn
 
+StreamForm = Literal["events", "ndjson"]
+"""Form of a stream: server-sent events, as OpenAI's clients expect, or a line of JSON each, as Ollama's do."""
 _SEND_SECONDS = 30
-"""Seconds within which a client must read what is sent; otherwise it would block the queue."""
+"""Seconds within which a client must read what is sent."""
 
 
 class StreamedResponse(Response):
@@ -23,21 +26,20 @@ class StreamedResponse(Response):
     """
 
     def __init__(
-        self, queue: RequestQueue, steps: Iterator[list[dict[str, Any]]], form: Literal["events", "ndjson"] = "events"
+        self, queue: RequestQueue, events: Callable[[Turn], AsyncIterator[list[dict[str, Any]]]], form: StreamForm
     ):
-        """`form`: server-sent events, as OpenAI's clients expect, or a line of JSON each, as Ollama's do."""
         super().__init__(media_type="text/event-stream" if form == "events" else "application/x-ndjson")
         del self.headers["content-length"]
-        self._queue, self._steps, self._events = queue, steps, form == "events"
+        self._queue, self._events, self._is_events = queue, events, form == "events"
         self._begun = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         del scope
         try:
-            async with self._queue.turn(receive):
-                async for chunks in self._queue.steps(self._steps):
-                    await self._send(send, [self._encoded(chunk) for chunk in chunks])
-            await self._send(send, [b"data: [DONE]\n\n"] if self._events else [], more=False)
+            async with self._queue.turn(receive) as turn:
+                async for events in self._events(turn):
+                    await self._send(send, [self._encoded(event) for event in events])
+            await self._send(send, [b"data: [DONE]\n\n"] if self._is_events else [], more=False)
         except ClientGone:
             return
         except Exception as error:
@@ -46,7 +48,7 @@ class StreamedResponse(Response):
             stopped = isinstance(error, ServerStopping)
             message = "the server is being stopped" if stopped else "something went wrong in the server"
             refusal = Refusal(503 if stopped else 500, message)
-            error_form = refusal.in_openai_form() if self._events else {"error": message}
+            error_form = refusal.in_openai_form() if self._is_events else {"error": message}
             await self._send(send, [self._encoded(error_form)], more=False)
             if not stopped:
                 raise
@@ -64,4 +66,4 @@ class StreamedResponse(Response):
     def _encoded(self, content: dict[str, Any]) -> bytes:
         """Returns an object as it is sent."""
         text = json.dumps(content, ensure_ascii=False, allow_nan=False)
-        return (f"data: {text}\n\n" if self._events else f"{text}\n").encode()
+        return (f"data: {text}\n\n" if self._is_events else f"{text}\n").encode()

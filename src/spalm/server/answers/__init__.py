@@ -1,0 +1,6 @@
+"""Answers to requests for text, whatever the protocol: jobs in, whole or streamed answers out."""
+
+from spalm.server.answers.jobs import GenerationJob, TokenisedPrompt
+from spalm.server.answers.service import AnswerForm, AnswerService
+
+__all__ = ["AnswerForm", "AnswerService", "GenerationJob", "TokenisedPrompt"]
