@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from spalm.compute import threads_for
 from spalm.lm import IncrementalReader, Outputs
 from spalm.memory.exact import BORDER, LONGEST, last_contexts
 from spalm.semiparametric import CombinedPrediction, PlainCombiner, Retrieved, advance_neighbours
@@ -15,6 +16,8 @@ from spalm.semiparametric import CombinedPrediction, PlainCombiner, Retrieved, a
 if TYPE_CHECKING:
     from spalm.generation.model import Model
 
+_FLOPS_OF_A_ROW = 1e6
+"""About how many operations a prediction with the memory takes at each position, besides the network's."""
 _ROWS = 64
 """Positions of one text that are predicted together."""
 
@@ -43,6 +46,8 @@ class EncodedTokens:
     @classmethod
     def concatenate(cls, parts: "list[EncodedTokens]") -> "EncodedTokens":
         """Returns several groups of positions as one."""
+        if len(parts) == 1:
+            return parts[0]
         outputs = Outputs.concatenate([Outputs(part.hidden, part.logits) for part in parts])
         keys, contexts = (np.concatenate([getattr(part, name) for part in parts]) for name in ("keys", "contexts"))
         return cls(outputs.hidden, keys, contexts, outputs.logits)
@@ -137,6 +142,10 @@ class Decoder:
 
         Positions must be given in order.
         """
+        with threads_for(_FLOPS_OF_A_ROW * len(encoded)):
+            return self._predict(encoded, last)
+
+    def _predict(self, encoded: EncodedTokens, last: int) -> tuple[CombinedPrediction, Retrieved]:
         model = self.model
         if not self.use_memory:
             nothing = Retrieved.empty(len(encoded)).to(model.device)

@@ -24,6 +24,8 @@ class Outputs:
     @classmethod
     def concatenate(cls, parts: "Sequence[Outputs]") -> "Outputs":
         """Returns several groups of tokens as one."""
+        if len(parts) == 1:
+            return parts[0]
         logits = [part.logits for part in parts if part.logits is not None]
         together = torch.cat(logits) if len(logits) == len(parts) else None
         return cls(torch.cat([part.hidden for part in parts]), together)

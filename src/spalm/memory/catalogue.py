@@ -17,6 +17,8 @@ from spalm.errors import InputError, InUseError
 _FILE, _DIGEST, _PENDING = "catalogue.sqlite", "catalogue.sha256", "catalogue.pending"
 """Files of the catalogue: the database, its digest, and the mark of a change whose digest is not written yet."""
 
+_COUNTER = 4, 24
+"""Number of bytes, and offset, of the counter in the file's header that every change increases."""
 _TABLES = """
 CREATE TABLE batches (                  -- documents remembered together, read as one stream
     id INTEGER PRIMARY KEY,
@@ -72,6 +74,18 @@ class Catalogue:
                 connection.execute(statement)
             connection.execute("INSERT INTO versions VALUES (0, datetime('now'), 'made')")
         return made
+
+    def stamp(self) -> tuple[int, int, bytes]:
+        """Returns what is another one after every change of the file: its number, its size, and SQLite's own counter.
+
+        It takes microseconds. While a change is being written it may be either the old or the new one.
+        """
+        file = os.open(self.path, os.O_RDONLY)
+        try:
+            state = os.fstat(file)
+            return state.st_ino, state.st_size, os.pread(file, *_COUNTER)
+        finally:
+            os.close(file)
 
     @contextmanager
     def read(self) -> Iterator[sqlite3.Connection]:

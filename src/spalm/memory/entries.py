@@ -3,10 +3,12 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
 
+from spalm.memory import kernels
 from spalm.memory.shards import Column, Shards
 
 MISSING = -1
@@ -82,6 +84,12 @@ class Entries:
         """Number of dimensions of a key."""
         self._ends = np.cumsum(runs[:, 1])
         self._starts = self._ends - runs[:, 1]
+        self._addresses: dict[Column, tuple[np.ndarray, ...]] = {}
+        self._files: list[np.ndarray] = []
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Pickles the entries without addresses, which mean nothing in another process."""
+        return {**self.__dict__, "_addresses": {}, "_files": []}
 
     def __len__(self) -> int:
         return int(self._ends[-1]) if len(self._ends) else 0
@@ -154,7 +162,31 @@ class Entries:
 
     def take_tokens(self, rows: Int[np.ndarray, "*n"]) -> Int[np.ndarray, "*n"]:
         """Returns the values of any rows."""
-        return self._take("tokens", rows)
+        found = np.empty(np.size(rows), np.int32)
+        kernels.take_tokens(*self._mapped("tokens"), np.ascontiguousarray(rows, np.int64).reshape(-1), found)
+        return found.reshape(np.shape(rows))
+
+    def squared_distances(
+        self, queries: Float[np.ndarray, "n width"], rows: Int[np.ndarray, "n some"]
+    ) -> Float[np.ndarray, "n some"]:
+        """Returns the squared distance of each query to the keys of its rows; infinity for rows below 0."""
+        found = np.full(rows.shape, np.inf, np.float32)
+        kernels.squared_distances(*self._mapped("keys"), rows, np.ascontiguousarray(queries, np.float32), found)
+        return found
+
+    def _mapped(self, column: Column) -> tuple[np.ndarray, ...]:
+        """Returns where the runs are mapped, in the form that the compiled loops take."""
+        if column not in self._addresses:
+            shards, place = np.unique(self.runs[:, 2], return_inverse=True)
+            files = [self._shards.mapped(column, shard) for shard in shards.tolist()]
+            needed = self.runs[:, 3] + self.runs[:, 1]
+            for index, file in enumerate(files):  # the loops do not check where they read
+                if (needed[place == index] > len(file)).any() or (self.runs[place == index, 3] < 0).any():
+                    raise self._shards.too_short(column, int(shards[index]))
+            self._files += files  # they stay mapped as long as their addresses are used
+            addresses = np.array([file.ctypes.data for file in files], np.uint64)[place]
+            self._addresses[column] = addresses, self._starts, self._ends, np.ascontiguousarray(self.runs[:, 3])
+        return self._addresses[column]
 
     def tokens_of(self, ids: Int[np.ndarray, "*n"]) -> Int[np.ndarray, "*n"]:
         """Returns the values of entries by their ids, MISSING for those that are not alive."""

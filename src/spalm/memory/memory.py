@@ -88,7 +88,7 @@ class Memory:
         self.catalogue = Catalogue(self.directory)
         self.exact = ExactIndex(self)
         self.shards = Shards(self.directory / "shards", self.width)
-        self._view: tuple[int, Entries] | None = None
+        self._view: tuple[tuple[int, int, bytes], int, Entries] | None = None
 
     def __reduce__(self) -> tuple:
         """Pickles only the path: another process opens the files itself."""
@@ -133,12 +133,15 @@ class Memory:
 
     def entries(self) -> Entries:
         """Returns the live entries as of now. Cheap while nothing has changed."""
+        view = self._view  # read once: other threads may replace it
+        stamp = self.catalogue.stamp()
+        if view is not None and view[0] == stamp:
+            return view[2]
         with self.catalogue.read() as connection:
             changes = connection.execute("SELECT max(version) FROM versions").fetchone()[0]
-            view = self._view  # read once: other threads may replace it
-            if view is None or view[0] != changes:
-                self._view = view = changes, self._load(connection)
-        return view[1]
+            entries = view[2] if view is not None and view[1] == changes else self._load(connection)
+        self._view = stamp, changes, entries
+        return entries
 
     def _load(self, connection: sqlite3.Connection) -> Entries:
         """Reads the live documents, and where their entries are, from the catalogue."""

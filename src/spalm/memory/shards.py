@@ -67,7 +67,7 @@ class Shards:
         path = self._existing(column, shard)
         found = np.fromfile(path, dtype, count * numbers, offset=self.bytes(column, row))
         if len(found) < count * numbers:
-            raise InputError(f"{path} is too short; `spalm verify {self.folder.parent}` tells what else is damaged")
+            raise self.too_short(column, shard)
         return found.reshape(count, *inner)
 
     def prefetch(self, column: Column, shard: int, rows: Int[np.ndarray, "n"]) -> None:
@@ -101,6 +101,11 @@ class Shards:
             ours = _SHARD_FILE.fullmatch(path.name)
             if ours and (ours[2] or int(ours[1]) not in kept):
                 path.unlink()
+
+    def too_short(self, column: Column, shard: int) -> InputError:
+        """Returns the error that reports a file with fewer rows than the catalogue says."""
+        path = self.path(column, shard)
+        return InputError(f"{path} is too short; `spalm verify {self.folder.parent}` tells what else is damaged")
 
     def _existing(self, column: Column, shard: int) -> Path:
         """Returns the path of one of a shard's files; raises an error if the file is gone."""

@@ -22,8 +22,8 @@ from spalm.runs.evaluation import matcher_of
 from spalm.runs.records import Records, records_stage
 from spalm.runs.rows import HELD_OUT, HeldOut, Source
 from spalm.semiparametric import Knn, Retrieved, Retriever, TrainingExamples, tune_knn
-from spalm.semiparametric.adaptive import PARAMETER_FORMAT, AdaptiveMixture, AdaptiveSettings, learn_mixture
 from spalm.semiparametric.knn import KnnSettings
+from spalm.semiparametric.mixture.adaptive import PARAMETER_FORMAT, AdaptiveMixture, AdaptiveSettings, learn_mixture
 from spalm.training import load_network
 from spalm.training.checkpoint import save_tensors
 

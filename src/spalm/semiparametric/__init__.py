@@ -1,6 +1,5 @@
 """Hidden states and retrieved neighbours in, probabilities out: the gate and SPALM, kNN-LM, the adaptive mixture."""
 
-from spalm.semiparametric.adaptive import AdaptiveMixture, AdaptiveSettings, learn_mixture
 from spalm.semiparametric.combiner import (
     CombinedPrediction,
     Combiner,
@@ -13,6 +12,7 @@ from spalm.semiparametric.examples import BaseOutputs, TrainingExamples
 from spalm.semiparametric.gate import Gate, GateOutput, GateSettings
 from spalm.semiparametric.knn import Knn, KnnSettings, tune_knn
 from spalm.semiparametric.matched import Matched, Matcher
+from spalm.semiparametric.mixture.adaptive import AdaptiveMixture, AdaptiveSettings, learn_mixture
 from spalm.semiparametric.model import Spalm
 from spalm.semiparametric.retrieval import Retrieved, Retriever, advance_neighbours
 from spalm.semiparametric.scorer import Scorer, mean_loss, score_positions

@@ -9,15 +9,17 @@ from collections import defaultdict
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from spalm.lm import LanguageModel
-from spalm.semiparametric.adaptive import AdaptiveMixture
 from spalm.semiparametric.examples import BaseOutputs
 from spalm.semiparametric.gate import Gate
 from spalm.semiparametric.knn import Knn
 from spalm.semiparametric.matched import Matched
+from spalm.semiparametric.mixture.adaptive import AdaptiveMixture
+from spalm.semiparametric.mixture.few_positions import MOST_POSITIONS, mix
 from spalm.semiparametric.retrieval import Retrieved
 
 Logits = Float[Tensor, "n vocabulary"] | None
@@ -167,8 +169,12 @@ class MixtureCombiner:
         retrieved = retrieved.nearest(self.mixture.neighbours).padded(self.mixture.neighbours)
         if self.uses_matches and retrieved.matched is None:
             retrieved = replace(retrieved, matched=Matched.nothing(len(hidden)).to(hidden.device))
-        weights = self.mixture(BaseOutputs.of(hidden, log_base, retrieved), retrieved)
-        mixed = self.mixture.log_probabilities(log_base, retrieved, weights)
+        base = BaseOutputs.of(hidden, log_base, retrieved)
+        if len(hidden) <= MOST_POSITIONS and hidden.device.type == "cpu" and not torch.is_grad_enabled():
+            mixed, weights = mix(self.mixture, base, log_base, retrieved)
+        else:
+            weights = self.mixture(base, retrieved)
+            mixed = self.mixture.log_probabilities(log_base, retrieved, weights)
         shares = weights.log_shares_of_memory.exp()
         neighbours = shares[..., :1] * weights.neighbours * retrieved.present
         matches = None if weights.matches is None else shares[..., 1:, None] * weights.matches

@@ -18,7 +18,7 @@ from spalm.attachment.settings import AttachSettings
 from spalm.console import bar
 from spalm.lm.pretrained import PretrainedModel
 from spalm.semiparametric import AdaptiveMixture, Gate, Knn, TrainingExamples, learn_mixture, tune_knn
-from spalm.semiparametric.adaptive import calibrate
+from spalm.semiparametric.mixture.adaptive import calibrate
 
 _UNSEARCHED_SHARE = 4
 """Number of training positions for each one that is also learned from without neighbours."""

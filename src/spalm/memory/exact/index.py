@@ -132,6 +132,7 @@ class ExactIndex:
         self._memory, self.folder = memory, memory.directory / "exact"
         self._open = lru_cache(maxsize=256)(self._open_shard)
         self._searched: tuple[Entries, dict[str, str], ExactView] | None = None
+        self._read_list: tuple[tuple[int, ...], dict[str, str]] | None = None
 
     def current(self) -> ExactView:
         """Returns what the memory holds now, for many searches: asking for it takes longer than a search."""
@@ -190,8 +191,20 @@ class ExactIndex:
     def _listed(self) -> dict[str, str]:
         """Returns the names of the shards in use, and their digests."""
         path = self.folder / _LIST
-        if not path.exists():
+        try:
+            state = path.stat()
+        except FileNotFoundError:
             return {}
+        stamp = state.st_ino, state.st_size, state.st_ctime_ns  # another one each time, as the file is replaced
+        known = self._read_list
+        if known is not None and known[0] == stamp:
+            return known[1]
+        listed = self._read(path)
+        self._read_list = stamp, listed
+        return listed
+
+    def _read(self, path: Path) -> dict[str, str]:
+        """Returns what the list of shards says; raises an error if it is damaged."""
         try:
             content = json.loads(path.read_text())
             intact = set(content) == {"shards", "sha256"} and content["sha256"] == digest_of_json(content["shards"])

@@ -5,7 +5,6 @@ an index need not be up to date for results to be right.
 """
 
 import numpy as np
-import torch
 from jaxtyping import Float, Int
 
 from spalm.memory import MISSING, Entries, Memory
@@ -146,9 +145,6 @@ def _rank(
     distances = np.full((len(queries), proposed.shape[1] + count), np.inf, np.float32)
     ids = np.full(distances.shape, MISSING, np.int64)
     ids[:, : proposed.shape[1]] = np.where(bad, MISSING, proposed)
-    if proposed.size and len(entries):
-        gaps = torch.from_numpy(entries.take(rows.clip(0))).float()  # much faster than by numpy
-        gaps -= torch.from_numpy(queries)[:, None]
-        distances[:, : proposed.shape[1]] = np.where(bad, np.inf, gaps.square_().sum(2).numpy())
+    distances[:, : proposed.shape[1]] = entries.squared_distances(queries, np.where(bad, MISSING, rows))
     order = np.argsort(distances, axis=1, kind="stable")[:, :count]
     return np.take_along_axis(ids, order, 1), np.take_along_axis(distances, order, 1)

@@ -32,7 +32,7 @@ PARAMETER_FORMAT = 2
 """Version of the mixture's parameters on disk."""
 _INITIAL_LOGIT, _INITIAL_SHARPNESS = -1.0, -1.0
 """Initial values before the activation: lambda_t is the sigmoid of the first, b_t the softplus of the second."""
-_SMALL_DISTANCE = 0.01
+SMALL_DISTANCE = 0.01
 """The constant e, as a share of the usual distance; without it a distance near 0 would decide everything."""
 _FEATURE_RANKS = (0, 1, 3, 7, 15, 31, 63, 127, 255, 511, 1023)
 """Ranks of the neighbours whose distances and distinct tokens are features."""
@@ -181,7 +181,7 @@ class AdaptiveMixture(nn.Module):
         ]
         at_ranks = distances[..., self.ranks]
         distinct = new.cumsum(-1)[..., self.ranks].float()
-        return [at_ranks, (at_ranks + _SMALL_DISTANCE).log(), distinct, torch.stack(summary, -1)]
+        return [at_ranks, (at_ranks + SMALL_DISTANCE).log(), distinct, torch.stack(summary, -1)]
 
     def _agreement(self, retrieved: Retrieved, found: Matched) -> Float[Tensor, "n levels"]:
         """Returns the neighbours' weight on the tokens that followed each exact match, averaged over these."""
@@ -224,7 +224,7 @@ class AdaptiveMixture(nn.Module):
         distances = (retrieved.distances / self.usual_distance).masked_fill(~present, 0.0)
         scale = torch.exp(temperature.clamp(-5, 5) - self.log_temperature)[..., None]
         scores = -scale * distances + agreement[..., None] * base.of_retrieved
-        scores = scores - F.softplus(sharpness)[..., None] * (distances + _SMALL_DISTANCE).log()
+        scores = scores - F.softplus(sharpness)[..., None] * (distances + SMALL_DISTANCE).log()
         return torch.softmax(scores.masked_fill(~present, -1e9), dim=-1)
 
     def target_log_probabilities(

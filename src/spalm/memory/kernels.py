@@ -1,0 +1,60 @@
+"""Compiled loops over entries that are spread over the files of many shards.
+
+A file is given by the address at which it is mapped. Run r holds the rows starts[r] ... ends[r] - 1 of the memory; they
+begin at row first[r] of the file at addresses[r].
+"""
+
+import numpy as np
+from numba import carray, types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from spalm.compute.compiled import compiled
+
+# Half-precision numbers as bits: the magnitude moved into place is the number divided by 2^112.
+_MAGNITUDE, _SIGN = np.uint32(0x7FFF), np.uint32(0x8000)
+_SCALE = np.float32(2.0**112)
+
+
+@intrinsic
+def _pointer(_, address):
+    """Returns an address as a pointer."""
+
+    def code(context, builder, signature, arguments):  # noqa: ARG001
+        return builder.inttoptr(arguments[0], cgutils.voidptr_t)
+
+    return types.voidptr(address), code
+
+
+@compiled()
+def take_tokens(addresses, starts, ends, first, rows, tokens):
+    """Fills in the tokens of any rows."""
+    for place in range(len(rows)):
+        run = np.searchsorted(ends, rows[place], side="right")
+        file = carray(_pointer(addresses[run]), first[run] + ends[run] - starts[run], np.int32)
+        tokens[place] = file[first[run] + rows[place] - starts[run]]
+
+
+@compiled(fastmath={"reassoc", "contract"})
+def squared_distances(addresses, starts, ends, first, rows, queries, distances):
+    """Fills in the squared distance of each query to the keys of its rows; rows below 0 are left out."""
+    width = queries.shape[1]
+    bits = np.empty(width, np.uint32)
+    for query in range(len(rows)):
+        for place in range(rows.shape[1]):
+            row = rows[query, place]
+            if row < 0:
+                continue
+            run = np.searchsorted(ends, row, side="right")
+            size = (first[run] + ends[run] - starts[run]) * width
+            file = carray(_pointer(addresses[run]), size, np.uint16)
+            begin = (first[run] + row - starts[run]) * width
+            for i in range(width):
+                half = np.uint32(file[begin + i])
+                bits[i] = ((half & _MAGNITUDE) << np.uint32(13)) | ((half & _SIGN) << np.uint32(16))
+            key = bits.view(np.float32)
+            total = np.float32(0)
+            for i in range(width):
+                gap = key[i] * _SCALE - queries[query, i]
+                total += gap * gap
+            distances[query, place] = total

@@ -1,0 +1,1 @@
+"""The adaptive mixture of a base with what the memory retrieves."""

@@ -1,0 +1,159 @@
+"""Compiled loops of the adaptive mixture, for a few positions while text is generated.
+
+They compute what `adaptive.py` computes with a hundred small operations of torch, each of which costs more than its
+arithmetic when there is only one position. Names and shapes are as there; missing neighbours have infinite distances,
+missing occurrences the id MISSING.
+"""
+
+import math
+
+import numpy as np
+
+from spalm.compute.compiled import compiled
+from spalm.memory import MISSING
+
+FARTHEST = 4.0
+"""Highest distance that counts in the features, in usual distances."""
+
+
+@compiled()
+def neighbour_features(tokens, distances, of_retrieved, highest, ranks, least, small, features):
+    """Fills the features of the neighbours; `distances` are in usual distances, `least` the lowest log p."""
+    count = tokens.shape[1]
+    first_summary = 3 * len(ranks)
+    for row in range(len(tokens)):
+        new = _first_occurrences(tokens[row])
+        weights = _near_weights(distances[row])
+        as_first = agreed = new_mass = mean_log = 0.0
+        best = np.float32(least)
+        distinct, rank = 0, 0
+        for k in range(count):
+            present = np.isfinite(distances[row, k])
+            log_p = of_retrieved[row, k] if present else np.float32(least)
+            p = math.exp(log_p)
+            distinct += new[k] and present
+            best = max(best, log_p)
+            agreed += weights[k] * p
+            mean_log += weights[k] * log_p
+            if tokens[row, k] == tokens[row, 0]:
+                as_first += weights[k]
+            if new[k] and present:
+                new_mass += p
+            if rank < len(ranks) and k == ranks[rank]:
+                distance = min(distances[row, k], FARTHEST)
+                features[row, rank] = distance
+                features[row, len(ranks) + rank] = math.log(distance + small)
+                features[row, 2 * len(ranks) + rank] = distinct
+                rank += 1
+        features[row, first_summary] = as_first
+        features[row, first_summary + 1] = agreed
+        features[row, first_summary + 2] = of_retrieved[row, 0] if np.isfinite(distances[row, 0]) else least
+        features[row, first_summary + 3] = best - highest[row]
+        features[row, first_summary + 4] = new_mass
+        features[row, first_summary + 5] = mean_log
+
+
+@compiled()
+def _first_occurrences(tokens):
+    """Returns a mask of the neighbours whose token no nearer neighbour has."""
+    order = np.argsort(tokens, kind="mergesort")
+    new = np.empty(len(tokens), np.bool_)
+    for j in range(len(order)):
+        new[order[j]] = j == 0 or tokens[order[j]] != tokens[order[j - 1]]
+    return new
+
+
+@compiled()
+def _near_weights(distances):
+    """Returns weights of neighbours that fall with their distances, the same at every position."""
+    weights = np.empty(len(distances), np.float32)
+    nearest = FARTHEST
+    for k in range(len(distances)):
+        nearest = min(nearest, distances[k])
+    total = 0.0
+    for k in range(len(distances)):
+        weights[k] = math.exp(-8 * (min(distances[k], FARTHEST) - nearest))
+        total += weights[k]
+    return weights / np.float32(total)
+
+
+@compiled()
+def match_features(tokens, ids, lengths, counts, of_matched, entropy, features):
+    """Fills the features of the exact matches, level after level."""
+    rows, levels, occurrences = tokens.shape
+    for row in range(rows):
+        for level in range(levels):
+            number, peak, top, distinct, total = 0, 0, 0, 0.0, 0.0
+            for j in range(occurrences):
+                if ids[row, level, j] == MISSING:
+                    continue
+                votes = 0
+                for other in range(occurrences):
+                    same = tokens[row, level, other] == tokens[row, level, j]
+                    votes += same and ids[row, level, other] != MISSING
+                number += 1
+                distinct += 1 / votes
+                total += of_matched[row, level, j]
+                if votes > peak:
+                    peak, top = votes, j
+            number = max(1, number)
+            matches = lengths[row, level] > 0
+            found = features[row, 7 * level : 7 * level + 7]
+            found[0], found[1] = math.log(lengths[row, level] + 1), math.log(counts[row, level] + 1)
+            found[2], found[3] = peak / number, math.log1p(distinct)
+            found[4] = of_matched[row, level, top] if matches else -entropy[row]
+            found[5] = total / number if matches else -entropy[row]
+            found[6] = lengths[row, level] > 8
+
+
+@compiled()
+def agreement_features(tokens, distances, matched_tokens, matched_ids, features):
+    """Fills, for each exact match, the neighbours' weight on the tokens that followed it, averaged over these."""
+    rows, levels, occurrences = matched_tokens.shape
+    for row in range(rows):
+        weights = _near_weights(distances[row])
+        for level in range(levels):
+            total = 0.0
+            for j in range(occurrences):
+                if matched_ids[row, level, j] != MISSING:
+                    token = matched_tokens[row, level, j]
+                    for k in range(tokens.shape[1]):
+                        if tokens[row, k] == token and np.isfinite(distances[row, k]):
+                            total += weights[k]
+            features[row, level] = total / occurrences
+
+
+@compiled()
+def neighbour_weights(distances, of_retrieved, scale, agreement, sharpness, small, weights):
+    """Fills the weights of the neighbours among themselves; the same for all where there is none."""
+    for row in range(len(distances)):
+        highest = np.float32(-1e9)
+        for k in range(distances.shape[1]):
+            score = np.float32(-1e9)
+            if np.isfinite(distances[row, k]):
+                distance = distances[row, k]
+                score = -scale[row] * distance + agreement[row] * of_retrieved[row, k]
+                score -= sharpness[row] * np.float32(math.log(distance + small))
+            weights[row, k] = score
+            highest = max(highest, score)
+        total = 0.0
+        for k in range(distances.shape[1]):
+            weights[row, k] = math.exp(weights[row, k] - highest)
+            total += weights[row, k]
+        weights[row] /= np.float32(total)
+
+
+@compiled()
+def add_to_mixture(proposed, added, mixed):
+    """Adds the memory's probabilities of the proposed tokens to log-probabilities."""
+    for row in range(len(proposed)):
+        order = np.argsort(proposed[row])
+        total = 0.0
+        for j in range(len(order)):
+            token = proposed[row, order[j]]
+            total += added[row, order[j]]
+            if j + 1 == len(order) or proposed[row, order[j + 1]] != token:
+                more, known = math.log(max(total, 1e-38)), mixed[row, token]
+                higher, lower = max(more, known), min(more, known)
+                mixed[row, token] = higher + math.log1p(math.exp(lower - higher))
+                total = 0.0
