@@ -11,7 +11,7 @@ READY := $(VENV)/.ready
 # The tests start many processes: each would compile the package anew where nothing compiled is kept. There are three
 # workers for two cores, because many tests wait for other processes.
 PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
-BENCHMARKS := attach training neighbours spalm ray disk plan exact
+BENCHMARKS := attach training neighbours spalm ray disk plan exact generation serving
 
 .PHONY: setup demo lint quick-tests check test docs bench $(addprefix bench-,$(BENCHMARKS)) clean
 
