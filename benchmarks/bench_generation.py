@@ -175,10 +175,12 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/bench/generation.json"))
     parser.add_argument("--work", type=Path, default=Path("runs/bench/attach"), help="folder of the memories")
     parser.add_argument("--also", nargs="*", default=["library", "1M", "10M"], help="further memories")
+    parser.add_argument("--attached", type=Path, help="what `spalm attach` made of SmolLM2, instead of these memories")
     given = parser.parse_args()
     data, threads = Path(os.environ["SPALM_DATA"]), available_cores()
     result: dict = {"cores": threads, "tokens": TOKENS, "memories": {}}
-    for name, folder in memories(given.work, data, given.also).items():
+    found = {given.attached.name: given.attached} if given.attached else memories(given.work, data, given.also)
+    for name, folder in found.items():
         systems, model = systems_of(folder, smollm2(), threads)
         texts = {
             "in-domain": prompts_of(model.models.corpus.split("test")),

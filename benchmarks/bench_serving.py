@@ -142,8 +142,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("runs/bench/serving.json"))
     parser.add_argument("--work", type=Path, default=Path("runs/bench/attach"), help="folder of the memories")
+    parser.add_argument("--attached", type=Path, help="what `spalm attach` made of SmolLM2, instead of that memory")
     given = parser.parse_args()
-    folder = memories(given.work, Path(os.environ["SPALM_DATA"]), [])["0.1M entries"]
+    folder = given.attached or memories(given.work, Path(os.environ["SPALM_DATA"]), [])["0.1M entries"]
     corpus = Attached(folder).corpus
     test = corpus.split("test")
     needed = max(CLIENTS) * REQUESTS

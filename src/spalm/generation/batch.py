@@ -55,7 +55,8 @@ class RunningAnswer:
         if self.generation.finished and not self.finished:
             self.finished = True
             found.append(Chunk(finish_reason="length"))
-        return [replace(chunk, choice=self.request.choice) for chunk in found]
+        choice = self.request.choice
+        return [replace(chunk, choice=choice) for chunk in found] if choice else found
 
     def _echo(self, step: Step) -> list[Chunk]:
         """Returns the part of the prompt that is echoed in this step: with its scores, or all of it when it is read."""
