@@ -60,7 +60,7 @@ def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
 
 def commands_page() -> str:
     """Returns the reference of the command line, from the help texts."""
-    from spalm.cli import app
+    from spalm.cli.verbs import app
 
     group = get_command(app)
     lines = ["# Command line", "", _one_line(group.help), "", "`spalm COMMAND --help` prints the same.", ""]

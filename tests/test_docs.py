@@ -128,7 +128,7 @@ def hooks():
 def test_references_are_complete(hooks):
     from typer.main import get_command
 
-    from spalm.cli import app
+    from spalm.cli.verbs import app
 
     page = hooks.commands_page()
     for name, command in get_command(app).commands.items():

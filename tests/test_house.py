@@ -19,7 +19,7 @@ from spalm.semiparametric import Spalm
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "spalm"
-GROUND_FLOOR = ["errors", "settings", "console", "artifact", "openmp"]
+GROUND_FLOOR = ["choices", "errors", "settings", "console", "paths", "artifact", "openmp"]
 """Modules that every room may import; among themselves they follow the same rule."""
 ROOMS = [
     "corpus",
@@ -197,7 +197,7 @@ def test_the_command_line_needs_only_the_core():
 def test_generating_imports_no_web_server(attached_folder):
     code = (
         "import sys, torch; torch.set_num_threads(1)\n"
-        "from spalm.cli import app\n"
+        "from spalm.cli.verbs import app\n"
         "app(['generate', sys.argv[1], 'ka1 lo2', '--max-tokens', '1'], standalone_mode=False)"
     )
     assert not modules_after(code, attached_folder) & {"fastapi", "uvicorn", "starlette"}
@@ -285,7 +285,7 @@ def test_the_readme_names_commands_and_files_that_exist():
         assert (ROOT / path).exists(), path
     from typer.main import get_command
 
-    from spalm.cli import app
+    from spalm.cli.verbs import app
 
     verbs = get_command(app).commands
     examples = "".join(re.findall(r"```(?:\w*)\n(.*?)```", readme, re.DOTALL))

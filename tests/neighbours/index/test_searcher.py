@@ -60,7 +60,9 @@ def kinds():
 
 @pytest.mark.parametrize("kind", kinds())
 def test_every_kind_builds_saves_loads_grows_and_forgets(memory, tmp_path, kind):
-    searcher, description = make_searcher(memory, tmp_path / "index", IndexSettings(kind, 0.95, 4, 1))
+    searcher, description = make_searcher(
+        memory, tmp_path / "index", IndexSettings(kind=kind, recall=0.95, neighbours=4)
+    )
     assert description.recall >= 0.95
     queries = memory.entries().keys(0, 30).astype(np.float32) + 0.01
     before = searcher.search(queries, 5)
@@ -134,7 +136,7 @@ def test_an_index_whose_nearest_are_all_dead_is_asked_for_more(tmp_path):
 
 
 def test_an_index_of_other_keys_is_refused(memory, tmp_path):
-    make_searcher(memory, tmp_path / "index", IndexSettings("exact", 0.95, 4, 1))
+    make_searcher(memory, tmp_path / "index", IndexSettings(kind="exact", recall=0.95, neighbours=4))
     other = new_memory(tmp_path / "other", StubEncoder("another"))
     with pytest.raises(InputError, match="index of other keys"):
         open_searcher(other, tmp_path / "index")
