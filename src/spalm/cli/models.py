@@ -9,7 +9,20 @@ import typer
 
 from spalm.choices import LEAST_SPAN
 from spalm.cli.application import app
-from spalm.cli.options import PORT, Address, Backend, Device, Host, OnEngine, Port, Restart, Threads, path_for
+from spalm.cli.options import (
+    LARGEST,
+    PORT,
+    Address,
+    Backend,
+    Device,
+    Host,
+    OnEngine,
+    Port,
+    Restart,
+    Threads,
+    given_path,
+    path_for,
+)
 from spalm.cli.streams import read_standard_input
 from spalm.console import Console, print_json, print_text, say
 from spalm.errors import InputError
@@ -17,15 +30,19 @@ from spalm.errors import InputError
 if TYPE_CHECKING:
     from spalm.generation import SamplingOptions
 
-ModelArgument = Annotated[Path, typer.Argument(metavar="DIR", help="What `spalm attach` made, or a finished run.")]
+ModelArgument = Annotated[
+    Path, typer.Argument(parser=given_path, metavar="DIR", help="What `spalm attach` made, or a finished run.")
+]
 RowOption = Annotated[str | None, typer.Option(help="Which model of a finished run; default: the last of its table.")]
 
 
 @app.command(name="attach")
 def attach_(
     model: Annotated[str, typer.Argument(help="Folder of a causal LM, its name on the hub, or a .gguf file.")],
-    texts: Annotated[list[Path], typer.Argument(metavar="TEXT...", help="Files and folders of text.")],
-    out: Annotated[Path, typer.Option(help="Folder to make.")],
+    texts: Annotated[
+        list[Path], typer.Argument(parser=given_path, metavar="TEXT...", help="Files and folders of text.")
+    ],
+    out: Annotated[Path, typer.Option(parser=given_path, help="Folder to make.")],
     memory: Annotated[
         Literal["auto", "both", "exact"],
         typer.Option(help="memory=: nearest contexts and exact matches, or exact matches alone, which need no keys."),
@@ -34,11 +51,14 @@ def attach_(
         str | None, typer.Option(metavar="N", help="keys=: how many positions get keys at most, such as 200k.")
     ] = None,
     like: Annotated[
-        Path | None, typer.Option(help="like=: the documents most like this text get keys; default: the last ones.")
+        Path | None,
+        typer.Option(
+            parser=given_path, help="like=: the documents most like this text get keys; default: the last ones."
+        ),
     ] = None,
     library: Annotated[
         list[Path] | None,
-        typer.Option(help="library=: more text, for exact matches; may be repeated."),
+        typer.Option(parser=given_path, help="library=: more text, for exact matches; may be repeated."),
     ] = None,
     search: Annotated[
         float | None, typer.Option(help="search=: share of the positions to search, such as 0.3.")
@@ -74,9 +94,10 @@ def attach_(
 
 @app.command()
 def score(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="What `spalm attach` made.")],
+    directory: Annotated[Path, typer.Argument(parser=given_path, metavar="DIR", help="What `spalm attach` made.")],
     texts: Annotated[
-        list[Path], typer.Argument(metavar="TEXT...", help="Files and folders that the memory does not hold.")
+        list[Path],
+        typer.Argument(parser=given_path, metavar="TEXT...", help="Files and folders that the memory does not hold."),
     ],
     device: Device = "auto",
     threads: Threads = None,
@@ -92,7 +113,7 @@ def score(
 def generate(
     directory: ModelArgument,
     prompt: Annotated[str, typer.Argument(help="The text to continue; - reads it from standard input.")],
-    max_tokens: Annotated[int, typer.Option(help="Highest number of tokens to generate.", min=1)] = 64,
+    max_tokens: Annotated[int, typer.Option(help="Highest number of tokens to generate.", min=1, max=LARGEST)] = 64,
     temperature: Annotated[float, typer.Option(help="0: always the likeliest token.", min=0)] = 0.0,
     top_p: Annotated[float, typer.Option(help="Sample from the likeliest tokens of this total probability.")] = 1.0,
     top_k: Annotated[int, typer.Option(help="Sample from this many of the likeliest tokens; 0: all.", min=0)] = 0,
@@ -133,11 +154,16 @@ def generate(
 @app.command(name="trace")
 def trace_(
     directory: Annotated[
-        Path, typer.Argument(metavar="DIR", help="What `spalm attach` made, a run, or the memory of one of them.")
+        Path,
+        typer.Argument(
+            parser=given_path, metavar="DIR", help="What `spalm attach` made, a run, or the memory of one of them."
+        ),
     ],
     text: Annotated[str | None, typer.Argument(help="The text to trace; - reads it from standard input.")] = None,
-    file: Annotated[Path | None, typer.Option(help="File to trace, instead of a text.")] = None,
-    least: Annotated[int, typer.Option(help="Number of tokens of the shortest span to report.", min=1)] = LEAST_SPAN,
+    file: Annotated[Path | None, typer.Option(parser=given_path, help="File to trace, instead of a text.")] = None,
+    least: Annotated[
+        int, typer.Option(help="Number of tokens of the shortest span to report.", min=1, max=LARGEST)
+    ] = LEAST_SPAN,
     as_json: Annotated[bool, typer.Option("--json", help="Print the spans as JSON.")] = False,
 ) -> None:
     """Find the spans of a text that stand word for word in the memory, with their documents, longest first."""

@@ -10,11 +10,25 @@ from spalm.choices import BackendName, EngineName, NetworkName, RowName
 if TYPE_CHECKING:
     from spalm.memory import Memory
 
+LARGEST = 2**31 - 1
+"""Highest number that options for counts take."""
+
+
+def given_path(value: Path | str) -> Path:
+    """Returns the path that was given; an empty one, often a variable that is not set, is not the current folder."""
+    if not str(value):
+        raise typer.BadParameter("the path is empty; give . for the current folder")
+    return Path(value)
+
+
 RecipeArgument = Annotated[str, typer.Argument(help="Name of a recipe, or the path of a .yaml file.")]
 MemoryArgument = Annotated[
-    Path, typer.Argument(metavar="MEMORY", help="Folder of a memory, of a run, or of a model with a memory.")
+    Path,
+    typer.Argument(
+        parser=given_path, metavar="MEMORY", help="Folder of a memory, of a run, or of a model with a memory."
+    ),
 ]
-RunArgument = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a finished run.")]
+RunArgument = Annotated[Path, typer.Argument(parser=given_path, metavar="DIR", help="Folder of a finished run.")]
 NetworkArgument = Annotated[
     NetworkName, typer.Argument(metavar="MODEL", help=f"One of {', '.join(get_args(NetworkName))}.")
 ]
@@ -22,7 +36,7 @@ RowArgument = Annotated[RowName, typer.Argument(help=f"One of {', '.join(get_arg
 Assignments = Annotated[
     list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings laid over the recipe.")
 ]
-Out = Annotated[Path, typer.Option(help="Folder of the run; each stage is a folder below it.")]
+Out = Annotated[Path, typer.Option(parser=given_path, help="Folder of the run; each stage is a folder below it.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")]
 Backend = Annotated[
     BackendName,
@@ -31,8 +45,10 @@ Backend = Annotated[
 Threads = Annotated[
     int | None,
     typer.Option(
+        min=1,
+        max=1024,
         help="CPU threads; default: all cores, in training divided among torchrun's ranks. With --engine ray: cores of "
-        "each task that makes keys; default: those of the smallest machine."
+        "each task that makes keys; default: those of the smallest machine.",
     ),
 ]
 Bf16 = Annotated[bool, typer.Option("--bf16", help="training.bf16=true evaluation.bf16=true, for GPUs.")]

@@ -8,6 +8,7 @@ import typer
 from spalm.choices import CORPORA, IndexKind
 from spalm.cli.application import app
 from spalm.cli.options import (
+    LARGEST,
     Address,
     Assignments,
     Bf16,
@@ -24,6 +25,7 @@ from spalm.cli.options import (
     Restart,
     RowArgument,
     Threads,
+    given_path,
     holds_memory,
     memory_at,
     path_for,
@@ -38,7 +40,7 @@ if TYPE_CHECKING:
 @app.command(name="download")
 def download_(
     name: Annotated[str, typer.Argument(help=f"One of {', '.join(CORPORA)}.")],
-    to: Annotated[Path, typer.Option(help="Folder to put it in.")] = Path("data"),
+    to: Annotated[Path, typer.Option(parser=given_path, help="Folder to put it in.")] = Path("data"),
 ) -> None:
     """Fetch an official corpus, check its digest, unpack it; resumes if interrupted."""
     from spalm.corpus import download_corpus
@@ -90,8 +92,10 @@ def remember_(
         typer.Argument(metavar="RECIPE|DIR", help="A recipe as for `run`, or the folder of a model with a memory."),
     ],
     settings: Assignments = None,
-    out: Annotated[Path | None, typer.Option(help="With a recipe: folder of the run.")] = None,
-    text: Annotated[list[Path] | None, typer.Option(help="Files or folders to remember too; may be repeated.")] = None,
+    out: Annotated[Path | None, typer.Option(parser=given_path, help="With a recipe: folder of the run.")] = None,
+    text: Annotated[
+        list[Path] | None, typer.Option(parser=given_path, help="Files or folders to remember too; may be repeated.")
+    ] = None,
     device: Device = "auto",
     threads: Threads = None,
     bf16: Bf16 = False,
@@ -139,7 +143,9 @@ def compact(memory: MemoryArgument) -> None:
 
 
 @app.command()
-def verify(directory: Annotated[Path, typer.Argument(help="A memory, or a finished stage.")]) -> None:
+def verify(
+    directory: Annotated[Path, typer.Argument(parser=given_path, help="A memory, or a finished stage.")],
+) -> None:
     """Read every byte and compare it with what was written."""
     from spalm.artifact import Artifact
 
@@ -177,12 +183,14 @@ def neighbours(
 @app.command()
 def index(
     memory: MemoryArgument,
-    out: Annotated[Path, typer.Option(help="Folder for the index.")],
+    out: Annotated[Path, typer.Option(parser=given_path, help="Folder for the index.")],
     kind: Annotated[
         IndexKind, typer.Option(help="exact, faiss, disk (for memories larger than RAM), scann (an extra).")
     ] = ("faiss"),
     recall: Annotated[float, typer.Option(help="Share of true neighbours to find.")] = 0.95,
-    count: Annotated[int, typer.Option(help="Number of neighbours by which the recall is measured.", min=1)] = 4,
+    count: Annotated[
+        int, typer.Option(help="Number of neighbours by which the recall is measured.", min=1, max=LARGEST)
+    ] = 4,
     seed: Annotated[int, typer.Option(help="Seed of the random samples.", min=0)] = 1,
     threads: Threads = None,
     engine: OnEngine = "local",

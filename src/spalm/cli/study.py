@@ -11,6 +11,7 @@ from rich.padding import Padding
 from spalm.choices import ANALYSES, HeldOut, RowName
 from spalm.cli.application import app
 from spalm.cli.options import (
+    LARGEST,
     PORT,
     Assignments,
     Device,
@@ -19,6 +20,7 @@ from spalm.cli.options import (
     RecipeArgument,
     RunArgument,
     Threads,
+    given_path,
     holds_memory,
     memory_at,
 )
@@ -33,12 +35,14 @@ def study_(
         list[str] | None, typer.Argument(metavar="[NAME]...", help=f"Some of {', '.join(ANALYSES)}; default: all.")
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Folder for JSON, CSV, PNG and SVG; default: DIR/study/SPLIT.")
+        Path | None,
+        typer.Option(parser=given_path, help="Folder for JSON, CSV, PNG and SVG; default: DIR/study/SPLIT."),
     ] = None,
     split: Annotated[HeldOut, typer.Option(help="dev or test.")] = "test",
     model: Annotated[RowName, typer.Option(help="Model whose gains over transformer-xl `outputs` counts.")] = "spalm",
     first: Annotated[
-        int | None, typer.Option(help="First token of the passage to show; default: where memory helped most.", min=0)
+        int | None,
+        typer.Option(help="First token of the passage to show; default: where memory helped most.", min=0, max=LARGEST),
     ] = None,
     length: Annotated[int | None, typer.Option(help="Number of tokens of the passage.", min=1, max=400)] = None,
 ) -> None:
@@ -57,7 +61,7 @@ def study_(
 def vary_(
     directory: RunArgument,
     counts: Annotated[
-        list[int] | None, typer.Option("--count", help="Number of neighbours; may be repeated.", min=0)
+        list[int] | None, typer.Option("--count", help="Number of neighbours; may be repeated.", min=0, max=LARGEST)
     ] = None,
     retrain: Annotated[bool, typer.Option("--retrain", help="Train again with each; else vary at test only.")] = False,
     device: Device = "auto",
@@ -77,8 +81,10 @@ def plan_(
     recipe: RecipeArgument,
     tokens: Annotated[str, typer.Option(help="Number of tokens to remember, such as 103M, 852M or 1T.")],
     settings: Assignments = None,
-    machines: Annotated[int, typer.Option(help="Number of machines of the cluster.", min=1)] = 1,
-    cores: Annotated[int | None, typer.Option(help="Cores of a machine; default: this one's.", min=1)] = None,
+    machines: Annotated[int, typer.Option(help="Number of machines of the cluster.", min=1, max=LARGEST)] = 1,
+    cores: Annotated[
+        int | None, typer.Option(help="Cores of a machine; default: this one's.", min=1, max=LARGEST)
+    ] = None,
     ram: Annotated[str | None, typer.Option(help="RAM of a machine, such as 256G; default: this one's.")] = None,
     storage: Annotated[
         str,
@@ -103,7 +109,9 @@ def plan_(
 @app.command()
 def report(
     directory: RunArgument,
-    out: Annotated[Path | None, typer.Option(help="Folder for the page; default: DIR/report.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(parser=given_path, help="Folder for the page; default: DIR/report.")
+    ] = None,
 ) -> None:
     """Write a finished run as one HTML page that needs nothing else: results, figures, passages, settings."""
     from spalm.runs import FinishedRun
@@ -157,7 +165,7 @@ def settings(
 
 @app.command()
 def show(
-    directory: Annotated[Path, typer.Argument(help="A memory, or a finished stage.")],
+    directory: Annotated[Path, typer.Argument(parser=given_path, help="A memory, or a finished stage.")],
     documents: Annotated[bool, typer.Option("--documents", help="List the documents of a memory.")] = False,
     versions: Annotated[bool, typer.Option("--versions", help="List the changes of a memory.")] = False,
 ) -> None:
