@@ -190,15 +190,22 @@ def test_import_is_light():
 def test_the_command_line_needs_only_the_core():
     """No optional package is imported by importing everything that the command line does."""
     optional = {"tensorboard", "pytest", "hypothesis", "transformers", "ray", "scann"}
-    assert not modules_after("import spalm.cli") & optional
+    everything = "import spalm.api, spalm.cli.verbs, spalm.planning, spalm.server"
+    assert not modules_after(everything) & optional
+
+
+def test_help_and_usage_errors_load_no_numerical_library():
+    heavy = {"torch", "numpy", "scipy", "numba", "faiss", "transformers", "matplotlib", "fastapi", "yaml"}
+    code = "from spalm.cli import entry\nfor line in ('--help', 'run --help', 'run', 'index x --out y --count 0'):"
+    assert not modules_after(f"{code}\n    entry.run(line.split())") & heavy
 
 
 @pytest.mark.slow
 def test_generating_imports_no_web_server(attached_folder):
     code = (
         "import sys, torch; torch.set_num_threads(1)\n"
-        "from spalm.cli.verbs import app\n"
-        "app(['generate', sys.argv[1], 'ka1 lo2', '--max-tokens', '1'], standalone_mode=False)"
+        "from spalm.cli import entry\n"
+        "assert entry.run(['generate', sys.argv[1], 'ka1 lo2', '--max-tokens', '1']) == 0"
     )
     assert not modules_after(code, attached_folder) & {"fastapi", "uvicorn", "starlette"}
 
@@ -283,11 +290,9 @@ def test_the_readme_names_commands_and_files_that_exist():
         assert target in targets, target
     for path in re.findall(r"\]\(([^)#:]+)\)", readme):
         assert (ROOT / path).exists(), path
-    from typer.main import get_command
+    from spalm.cli.verbs import command
 
-    from spalm.cli.verbs import app
-
-    verbs = get_command(app).commands
+    verbs = command.commands
     examples = "".join(re.findall(r"```(?:\w*)\n(.*?)```", readme, re.DOTALL))
     for verb in re.findall(r"^\$? ?(?:\S+/)?spalm ([a-z]+)", examples, re.MULTILINE):
         assert verb in verbs, verb

@@ -44,15 +44,14 @@ def run(arguments: list[str]) -> int:
 def _invoke(arguments: list[str]) -> int:
     """Runs a command; what it raises says how it ended. Without arguments, it prints the help."""
     import typer
-    from typer.main import get_command
 
     from spalm.cli.streams import refuse_unless_unicode
-    from spalm.cli.verbs import app
+    from spalm.cli.verbs import command
 
     refuse_unless_unicode(arguments)
     try:
-        with get_command(app).make_context("spalm", arguments or ["--help"]) as context:
-            context.command.invoke(context)
+        with command.make_context("spalm", arguments or ["--help"]) as context:
+            command.invoke(context)
     except typer.Exit as end:
         return end.exit_code
     finally:

@@ -10,8 +10,11 @@ from spalm.errors import InputError, first_line
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Numbers of errors for which there is no room to write."""
-_OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "out of memory", "bad_alloc", "bad alloc")
-"""Parts of the messages of torch and faiss when an allocation fails; on a CPU it has no class of its own."""
+_OUT_OF_MEMORY = (
+    *("can't allocate memory", "not enough memory", "out of memory", "bad_alloc", "bad alloc"),
+    *("Storage size calculation overflowed", "array is too big", "Maximum allowed dimension exceeded"),
+)
+"""Parts of the messages of torch, faiss and numpy when an allocation fails; such errors have no class of their own."""
 
 
 def explain(error: Exception) -> tuple[str | None, int]:
@@ -53,12 +56,12 @@ def _is_out_of_memory(error: Exception) -> bool:
     """Returns whether an allocation failed: on the CPU, on a GPU, or in a memory map."""
     if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
         return True
-    return isinstance(error, RuntimeError) and any(part in str(error) for part in _OUT_OF_MEMORY)
+    return isinstance(error, RuntimeError | ValueError) and any(part in str(error) for part in _OUT_OF_MEMORY)
 
 
 def _explain_memory(error: Exception) -> str:
     """Returns a line about an allocation that failed."""
-    reason = first_line(error).removeprefix("[enforce fail at alloc_cpu.cpp:").strip()
+    reason = first_line(error).rpartition("can't allocate memory: ")[2]
     return f"out of memory ({reason}); give smaller settings, such as batch sizes and lengths, or use a larger machine"
 
 

@@ -1,5 +1,7 @@
 """All verbs, in the order in which `spalm --help` lists them."""
 
+from typer.main import get_command
+
 # isort: off
 from spalm.cli.application import app
 from spalm.cli import pipeline
@@ -7,4 +9,7 @@ from spalm.cli import study
 from spalm.cli import models
 # isort: on
 
-__all__ = ["app", "models", "pipeline", "study"]
+__all__ = ["command", "models", "pipeline", "study"]
+
+command = get_command(app)
+"""The `spalm` command with all its verbs."""

@@ -210,3 +210,17 @@ def test_any_sequence_of_changes_is_found_as_a_plain_list_would_be(tmp_path_fact
                 np.testing.assert_allclose(gaps[: len(true)], true, rtol=1e-2, atol=1e-2)
                 assert np.isinf(gaps[len(true) :]).all()
     memory.verify()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"recall": 0}, {"recall": 2}, {"recall": float("nan")}, {"seed": 2**63}, {"seed": -1}, {"neighbours": 10**8}],
+)
+def test_settings_out_of_bounds_are_refused(wrong):
+    with pytest.raises(InputError, match=next(iter(wrong))):
+        IndexSettings.parse(wrong, "index")
+
+
+def test_every_seed_of_64_bits_makes_an_index(memory, tmp_path):
+    searcher, _ = make_searcher(memory, tmp_path / "index", IndexSettings(kind="faiss", seed=2**63 - 1))
+    assert searcher.index.effort >= 1
