@@ -2,7 +2,7 @@
 # make check   set up, then lint, check the types and run the quick tests (aim: two minutes on two cores)
 # make test    set up, then run every test (aim: nine minutes on two cores)
 # make docs    set up, then build the site in site/, strictly and without a network
-# make audit   look up known vulnerabilities of every package that is installed here
+# make audit   look up known vulnerabilities of every package in locks/ (needs the index that pypi.org runs)
 # make sbom    write dist/sbom.json, the list of these packages, in CycloneDX's form
 # make lock    resolve the packages anew: locks/*.txt, with hashes; UPGRADE=1 takes the newest releases
 # make bench   run every benchmark; each writes runs/bench/NAME.json
@@ -68,8 +68,12 @@ lock: $(TOOLS)/.ready
 	printf '%s\n' "torch==$(TORCH)+cpu ; $(CPU)" "torch==$(TORCH) ; $(ELSEWHERE)" >$(TOOLS)/torch.txt
 	$(COMPILE) --extra dev --override $(TOOLS)/torch.txt -o locks/dev.txt pyproject.toml
 
-audit: $(READY) $(TOOLS)/.ready
-	$(TOOLS)/bin/pip-audit --path $(VENV)/lib/python*/site-packages --skip-editable $(ARGS)
+# Builds such as 2.13.0+cpu are looked up as 2.13.0. --strict: a package that cannot be looked up is a failure.
+audit: $(TOOLS)/.ready
+	@for lock in build dev release; do \
+	  sed -n 's/^\([a-z][a-z0-9._-]*\)\(\[[^]]*\]\)*==\([^ +;]*\).*/\1==\3/p' locks/$$lock.txt | sort -u >$(TOOLS)/$$lock.txt; \
+	  echo "locks/$$lock.txt"; $(TOOLS)/bin/pip-audit --strict --disable-pip --no-deps -r $(TOOLS)/$$lock.txt $(ARGS) || exit 1; \
+	done
 
 sbom: $(READY) $(TOOLS)/.ready
 	mkdir -p dist
