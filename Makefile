@@ -68,11 +68,14 @@ lock: $(TOOLS)/.ready
 	printf '%s\n' "torch==$(TORCH)+cpu ; $(CPU)" "torch==$(TORCH) ; $(ELSEWHERE)" >$(TOOLS)/torch.txt
 	$(COMPILE) --extra dev --override $(TOOLS)/torch.txt -o locks/dev.txt pyproject.toml
 
-# Builds such as 2.13.0+cpu are looked up as 2.13.0. --strict: a package that cannot be looked up is a failure.
+# Builds such as 2.13.0+cpu are looked up as 2.13.0. A list has a package once: of those with two versions, the second is
+# in the next list. With --strict, a package that cannot be looked up is a failure.
 audit: $(TOOLS)/.ready
-	@for lock in build dev release; do \
-	  sed -n 's/^\([a-z][a-z0-9._-]*\)\(\[[^]]*\]\)*==\([^ +;]*\).*/\1==\3/p' locks/$$lock.txt | sort -u >$(TOOLS)/$$lock.txt; \
-	  echo "locks/$$lock.txt"; $(TOOLS)/bin/pip-audit --strict --disable-pip --no-deps -r $(TOOLS)/$$lock.txt $(ARGS) || exit 1; \
+	@rm -f $(TOOLS)/audit-*.txt
+	@sed -n 's/^\([a-z][a-z0-9._-]*\)\(\[[^]]*\]\)*==\([^ +;]*\).*/\1==\3/p' locks/*.txt | sort -u | \
+	  awk -F== '{ list = "$(TOOLS)/audit-" (seen[$$1]++) ".txt"; print >list }'
+	@for list in $(TOOLS)/audit-*.txt; do \
+	  $(TOOLS)/bin/pip-audit --strict --disable-pip --no-deps -r $$list $(ARGS) || exit 1; \
 	done
 
 sbom: $(READY) $(TOOLS)/.ready
