@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -296,3 +297,31 @@ def test_the_readme_names_commands_and_files_that_exist():
     examples = "".join(re.findall(r"```(?:\w*)\n(.*?)```", readme, re.DOTALL))
     for verb in re.findall(r"^\$? ?(?:\S+/)?spalm ([a-z]+)", examples, re.MULTILINE):
         assert verb in verbs, verb
+
+
+def locked(name: str) -> dict[str, str]:
+    """Returns the requirements of a lock by the names of the packages, each with its version and hashes."""
+    blocks = (ROOT / "locks" / f"{name}.txt").read_text().replace(" \\\n", "").splitlines()
+    return {re.split(r"\[|==", block)[0]: block for block in blocks}
+
+
+def test_everything_that_make_installs_is_locked_by_hashes():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    extras, groups = project["project"]["optional-dependencies"], project["dependency-groups"]
+    wanted = {
+        "dev": [
+            *project["project"]["dependencies"],
+            *(each for name in ("dev", "docs", "pretrained", "ray") for each in extras[name]),
+        ],
+        "build": groups["build"] + project["build-system"]["requires"],
+        "release": groups["release"],
+    }
+    for name, requirements in wanted.items():
+        found = locked(name)
+        names = {re.split(r"[\[<>=; ]", each)[0] for each in requirements} - {"spalm"}
+        assert names <= {*found}, names - {*found}
+        assert all(re.search(r"==\S+( ; .*?)? +--hash=sha256:[0-9a-f]{64}", block) for block in found.values())
+        assert not [block for block in found.values() if "/" in block], "a lock names no host and no path"
+    pinned = re.findall(r"^torch==(.*)", (ROOT / "constraints.txt").read_text(), re.MULTILINE)[0]
+    assert f"torch=={pinned}+cpu ; " in (ROOT / "locks" / "dev.txt").read_text()
+    assert "--require-hashes" in (ROOT / ".ci" / "run").read_text()
