@@ -9,6 +9,9 @@ from torch import Tensor
 
 from spalm.settings import Settings
 
+_LOWEST_TEMPERATURE = 1e-30
+"""Temperature below which the likeliest token has all the probability."""
+
 
 class Sampling(Settings):
     """How tokens are picked, and when an answer ends."""
@@ -52,8 +55,8 @@ def pick_token(log_probabilities: Float[Tensor, "vocabulary"], sampling: Samplin
     """Returns a token: the likeliest, or one drawn from what temperature, top_k and top_p leave."""
     if sampling.temperature == 0:
         return int(log_probabilities.argmax())
-    # Relative to the likeliest token and in double precision, so that the lowest temperature gives numbers, too.
-    scores = (log_probabilities - log_probabilities.max()).double() / sampling.temperature
+    # Relative to the likeliest token, and by no number that single precision rounds to 0: 0 / 0 is not a number.
+    scores = (log_probabilities - log_probabilities.max()) / max(sampling.temperature, _LOWEST_TEMPERATURE)
     order = scores.sort(descending=True)
     if sampling.top_k:
         order.values[sampling.top_k :] = -torch.inf
