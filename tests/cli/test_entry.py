@@ -9,11 +9,13 @@ import sys
 import numpy as np
 import pytest
 import torch
+from rich.table import Table
+from rich.text import Text
 
 from spalm.cli import entry, streams
 from spalm.cli.failures import explain
 from spalm.cli.verbs import command
-from spalm.console import print_text
+from spalm.console import Console, print_text
 from spalm.corpus import OFFICIAL_CORPORA
 from spalm.errors import InputError
 from spalm.memory import remember, source_of_text
@@ -183,6 +185,17 @@ def test_names_reach_no_terminal_raw(memory, capsys):
         assert not set(printed) & set("\x1b\x07\x9b\u202e\r")
     listed = [line.split("\t")[2] for line in found.out.splitlines()[:2]]
     assert listed[1] == "plain", "a name stays on its line"
+
+
+def test_names_in_tables_and_markup_reach_no_terminal_raw():
+    terminal = io.StringIO()
+    console, table = Console(file=terminal, force_terminal=True, width=200), Table("document")
+    table.add_row(Text(ESCAPES, style="red"))
+    console.print(table, ESCAPES)
+    shown = terminal.getvalue()
+    assert "\x1b[31m" in shown, "colours of our own stay"
+    assert "\\u001b" in shown
+    assert not [sequence for sequence in ("\x1b[2J", "\x1b]", "\x07", "\x9b", "\u202e") if sequence in shown]
 
 
 def test_generated_text_is_as_it_is_in_a_file_and_visible_on_a_terminal(capsys, monkeypatch):
