@@ -4,11 +4,12 @@ import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from spalm.corpus import Corpus, CorpusSettings, TrainingBatches, build_corpus
+from spalm.corpus import Corpus, CorpusSettings, TrainingBatches, build_corpus, tokenise_files
 from spalm.corpus.tokens import token_dtype
 from spalm.errors import InputError
 from support.commands import script
@@ -200,3 +201,24 @@ class TestStreams:
     def test_too_little_text(self, corpus):
         with pytest.raises(InputError, match=r"lanes of one segment of 5000 need 20,000"):
             TrainingBatches(corpus.split("train"), 4, 5000, 0)
+
+
+def test_files_without_text_make_no_document(corpus, tmp_path, capsys):
+    folder = tmp_path / "more"
+    folder.mkdir()
+    for name, text in (("a.txt", ""), ("b.txt", "the cat sat .\n"), ("c.txt", "")):
+        (folder / name).write_text(text)
+    found = tokenise_files([folder], corpus.tokeniser)
+    assert found.names == ["b.txt"]
+    assert found.ends.tolist() == [len(found)]
+    assert "a.txt is empty and makes no document" in capsys.readouterr().err
+    with pytest.raises(InputError, match=r"a\.txt: there is no text in it"):
+        tokenise_files([folder / "a.txt"], corpus.tokeniser)
+
+
+def test_links_that_lead_in_a_circle_are_refused(corpus, tmp_path):
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    with pytest.raises(InputError, match="its links lead in a circle"):
+        tokenise_files([tmp_path / "loop"], corpus.tokeniser)
+    with pytest.raises(InputError, match="home directory"):
+        tokenise_files([Path("~nobody-of-that-name/x")], corpus.tokeniser)

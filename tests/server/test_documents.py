@@ -152,7 +152,9 @@ def test_an_index_takes_in_what_was_added(folder):
     attached = open_attached(folder)
 
     def with_index(model: Model) -> Model:
-        searcher, _ = make_searcher(model.store, folder / "other", IndexSettings("faiss", 0.9, 8, 1))
+        searcher, _ = make_searcher(
+            model.store, folder / "other", IndexSettings(kind="faiss", recall=0.9, neighbours=8)
+        )
         model.models.search = replace(model.search, searcher=searcher)
         return model
 

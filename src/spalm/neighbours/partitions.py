@@ -185,7 +185,7 @@ def _centres(points: Float[np.ndarray, "n width"], count: int, seed: int) -> Flo
         points.shape[1],
         min(count, len(points)),
         niter=8,
-        seed=seed,
+        seed=seed % 2**31,  # faiss holds it in 32 bits
         min_points_per_centroid=1,
         max_points_per_centroid=256,
     )

@@ -14,7 +14,7 @@ import yaml
 from markupsafe import Markup
 
 import spalm
-from spalm.artifact import MANIFEST, Artifact, write_atomically
+from spalm.artifact import MANIFEST, PREVIOUS, Artifact, write_atomically
 from spalm.console import bar
 from spalm.corpus import token_in_text, visible_token
 from spalm.runs import REFERENCE_ROW, FinishedRun, RowName
@@ -164,7 +164,7 @@ def _digests(run: FinishedRun) -> list[tuple[str, str, str]]:
     found = []
     for path in sorted(run.directory.rglob(MANIFEST)):
         name = str(path.parent.relative_to(run.directory))
-        if ".previous" not in name:
+        if PREVIOUS not in name:
             stage = Artifact(path.parent)
             found.append((name, stage.kind, stage.digest))
     return [*found, ("memory", f"{len(run.memory.entries()):,} entries", run.memory.lineage()[-1])]

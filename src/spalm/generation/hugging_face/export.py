@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from spalm import artifact
-from spalm.artifact import MANIFEST, TEMPORARY, only_writer
+from spalm.artifact import MANIFEST, PREVIOUS, TEMPORARY, only_writer
 from spalm.attachment import ATTACHED_FILE, Attached
 from spalm.corpus.to_tokenizers import to_fast_tokenizer
 from spalm.errors import InputError
@@ -79,7 +79,7 @@ def copy_model(source: Path, target: Path, changes: dict[str, Any]) -> None:
     half = wanted.with_name(wanted.name + TEMPORARY)
     shutil.rmtree(half, ignore_errors=True)
     with only_writer(whole / "memory"):  # the memory must not change while it is copied
-        shutil.copytree(whole, half, ignore=shutil.ignore_patterns(f"*{TEMPORARY}", "*.previous"))
+        shutil.copytree(whole, half, ignore=shutil.ignore_patterns(f"*{TEMPORARY}", f"*{PREVIOUS}*"))
     attached = (half / ATTACHED_FILE).is_file()
     if attached:
         _include_base(whole, half)

@@ -11,6 +11,7 @@ from spalm.errors import InputError, first_line
 from spalm.lm.pretrained.convert import convert_gguf, original_gguf
 from spalm.lm.pretrained.import_transformers import import_transformers
 from spalm.lm.pretrained.model import PretrainedModel
+from spalm.paths import user_path
 
 _DIGESTED = ("*.safetensors", "config.json", "tokenizer.json")
 """Patterns of the files on which hidden states depend."""
@@ -54,7 +55,7 @@ def locate_pretrained(name: str, converted: Path) -> PretrainedFolder:
 
     A GGUF file is converted once, into the folder `converted`.
     """
-    path = Path(name).expanduser()
+    path = user_path(name)
     if path.suffix == ".gguf":
         convert_gguf(path, converted)
         return PretrainedFolder(converted)
