@@ -26,7 +26,7 @@ from bench_attach import smollm2, write_texts
 from bench_disk import CopyingEncoder, RepeatedKeys, no_model
 from spalm.artifact import write_json
 from spalm.attachment import Attached, AttachSettings, attach
-from spalm.compute import Execution, available_cores
+from spalm.compute import Execution, Hardware, available_cores
 from spalm.console import say
 from spalm.corpus import TokenStream
 from spalm.generation import GenerationOptions, Model, Sampling, generate_tokens
@@ -112,7 +112,7 @@ def grown(source: Path, folder: Path, entries: int) -> Path:
     unfinished = folder.with_name(folder.name + ".unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
     shutil.copytree(source, unfinished)
-    attached = Attached(unfinished)
+    attached = Attached(unfinished, Hardware())
     memory, base = attached.memory, attached.base
     more = entries - len(memory.entries())
     keys = RepeatedKeys(memory, more)
@@ -124,7 +124,7 @@ def grown(source: Path, folder: Path, entries: int) -> Path:
     stream = TokenStream(tokens, ends, lambda: [f"copy {end}" for end in ends], attached.corpus.tokeniser.start)
     remember(memory, encoder, stream, {"copies": more})
     shutil.rmtree(unfinished / "index")
-    make_searcher(memory, unfinished / "index", IndexSettings("faiss", 0.95, 64, 1))
+    make_searcher(memory, unfinished / "index", IndexSettings(kind="faiss", recall=0.95, neighbours=64))
     unfinished.rename(folder)
     return folder
 

@@ -28,7 +28,7 @@ from bench_attach import smollm2
 from bench_generation import memories
 from spalm.artifact import write_json
 from spalm.attachment import Attached
-from spalm.compute import available_cores
+from spalm.compute import Hardware, available_cores
 from spalm.console import say
 
 CLIENTS = (1, 4, 8, 16)
@@ -145,7 +145,7 @@ def main() -> None:
     parser.add_argument("--attached", type=Path, help="what `spalm attach` made of SmolLM2, instead of that memory")
     given = parser.parse_args()
     folder = given.attached or memories(given.work, Path(os.environ["SPALM_DATA"]), [])["0.1M entries"]
-    corpus = Attached(folder).corpus
+    corpus = Attached(folder, Hardware()).corpus
     test = corpus.split("test")
     needed = max(CLIENTS) * REQUESTS
     begins = [int(begin) + 20 * repeat for repeat in range(1 + needed // len(test.begins)) for begin in test.begins]

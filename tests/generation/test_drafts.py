@@ -8,8 +8,8 @@ import torch
 
 import spalm
 from spalm.generation import GeneratedToken, GenerationOptions, Model, Sampling, generate_tokens
-from spalm.generation.drafts import LONGEST_DRAFT, Drafter, DraftRecord, PassTimes, continuation
-from spalm.generation.generate import Generation, advance
+from spalm.generation.decoding.drafts import LONGEST_DRAFT, Drafter, DraftRecord, PassTimes, continuation
+from spalm.generation.decoding.generate import Generation, advance
 from spalm.semiparametric import CombinedPrediction, Retrieved
 
 CPU = spalm.Execution(spalm.Hardware("cpu", 1))

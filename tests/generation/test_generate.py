@@ -27,9 +27,9 @@ from spalm.generation import (
     generate_tokens,
     load_model,
 )
-from spalm.generation.generate import advance
-from spalm.generation.sampling import pick_token, random_generator
-from spalm.generation.stop_texts import StopTexts
+from spalm.generation.decoding.generate import advance
+from spalm.generation.decoding.sampling import pick_token, random_generator
+from spalm.generation.decoding.stop_texts import StopTexts
 from spalm.memory import remember
 from spalm.memory.exact import reversed_context
 from spalm.semiparametric import (

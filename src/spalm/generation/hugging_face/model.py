@@ -25,7 +25,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from spalm.compute import Hardware
 from spalm.errors import InputError
-from spalm.generation.decoder import Decoder, EncodedTokens
+from spalm.generation.decoding.decoder import Decoder, EncodedTokens
 from spalm.generation.hugging_face.export import CONFIG, copy_model, export_for_transformers
 from spalm.generation.load import load_model
 from spalm.generation.model import Model

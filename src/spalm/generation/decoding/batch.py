@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 from spalm.generation.answer import Chunk, GeneratedToken
 from spalm.generation.citations import citations_of
-from spalm.generation.decoder import Decoder
-from spalm.generation.generate import Generation, GenerationOptions, Step, advance
-from spalm.generation.stop_texts import StopTexts
+from spalm.generation.decoding.decoder import Decoder
+from spalm.generation.decoding.generate import Generation, GenerationOptions, Step, advance
+from spalm.generation.decoding.stop_texts import StopTexts
 
 if TYPE_CHECKING:
     from spalm.generation.model import Model

@@ -9,10 +9,10 @@ from torch import Tensor
 
 from spalm.generation.answer import FinishReason, GeneratedToken
 from spalm.generation.citations import cited_sources, memory_share
-from spalm.generation.decoder import Decoder, predict_together
-from spalm.generation.detokenise import IncrementalDetokeniser
-from spalm.generation.drafts import Drafter
-from spalm.generation.sampling import Sampling, pick_token, random_generator
+from spalm.generation.decoding.decoder import Decoder, predict_together
+from spalm.generation.decoding.detokenise import IncrementalDetokeniser
+from spalm.generation.decoding.drafts import Drafter
+from spalm.generation.decoding.sampling import Sampling, pick_token, random_generator
 from spalm.semiparametric import CombinedPrediction, Retrieved
 
 LONGEST_PIECE = 512
