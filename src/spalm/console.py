@@ -91,7 +91,8 @@ class Bar:
         if not console.is_terminal and time.monotonic() - self._last_line_at > _SECONDS_BETWEEN_LINES:
             self._last_line_at = time.monotonic()
             task = self._progress.tasks[self._task]
-            say(f"{task.description}: {task.completed:,.0f} of {task.total or 0:,.0f}, {text}")
+            of = f" of {task.total:,.0f}" if task.total else ""
+            say(f"{task.description}: {task.completed:,.0f}{of}, {text}")
 
 
 @contextmanager
@@ -111,7 +112,7 @@ def bar(title: str, total: float | None, done: int = 0) -> Iterator[Bar]:
         TextColumn("{task.fields[text]}", markup=False),
     ]
     if done:
-        say(f"{title}: going on from {done:,} of {total or 0:,}")
+        say(f"{title}: going on from {done:,}" + (f" of {total:,}" if total else ""))
     elif not console.is_terminal:
         say(f"{title} ...")
     began = time.monotonic()

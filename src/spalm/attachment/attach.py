@@ -55,10 +55,10 @@ def attach(model: str, texts: list[Path], directory: Path, settings: AttachSetti
     corpus = build_corpus(_corpus_settings(settings, texts, folder), directory / "corpus", restart=execution.restart)
     settings = choose_memory(settings, base, corpus, directory)
     remembered = _remember_training(base, corpus, directory / "memory", settings, execution)
-    _fit_and_measure(base, corpus, remembered, settings, directory=directory, execution=execution)
-    for split in HELD_OUT:
+    for split in HELD_OUT:  # what is learned and measured finds nothing of them
         source = source_of_split(corpus, split)
         remember(remembered.memory, remembered.encoder, corpus.split(split), source, execution=execution)
+    _fit_and_measure(base, corpus, remembered, settings, directory=directory, execution=execution)
     description = {"source": Path(model).name, "model": _location(folder, directory), "digest": base.digest}
     artifact.write_json(directory / ATTACHED_FILE, {**description, "settings": settings.as_json()})
     return Attached(directory, execution.hardware)
