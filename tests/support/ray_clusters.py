@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from spalm.memory import Memory
+from support import ray_workers
 
 
 @contextmanager
@@ -18,14 +19,16 @@ def two_nodes() -> Iterator[Any]:
     """Starts two nodes with a core each; jobs on them import what this process can import."""
     from ray.cluster_utils import Cluster
 
-    node = {"num_cpus": 1, "object_store_memory": 80 << 20}
+    node = {"num_cpus": 1, "object_store_memory": 80 << 20, "setup_worker_path": ray_workers.__file__}
+    quiet = {"include_dashboard": False, "include_log_monitor": False, "no_monitor": True}
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("PYTHONPATH", os.pathsep.join(sys.path))
-        made = Cluster(initialize_head=True, head_node_args={**node, "include_dashboard": False})
-        made.add_node(**node)
-        made.wait_for_nodes()
-        yield made
-        made.shutdown()
+        with ray_workers.forked_workers():
+            made = Cluster(initialize_head=True, head_node_args={**node, **quiet})
+            made.add_node(**node)
+            made.wait_for_nodes()
+            yield made
+            made.shutdown()
 
 
 def contents(memory: Memory) -> dict:
