@@ -1,16 +1,17 @@
 """Workers of Ray that are forks of a process that has loaded the libraries: a new Python would spend seconds on that.
 
-A node whose `setup_worker_path` is this file runs it in place of Ray's own to start a worker. It asks the process of
-the tests for a fork, which then is the worker.
+A node whose `setup_worker_path` is this file runs it in place of Ray's own to start a worker. It asks that process for
+a fork, which then is the worker.
 """
 
 import json
 import os
 import runpy
+import signal
 import socket
 import sys
 import tempfile
-import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,37 +23,48 @@ _SOCKET = "RAY_WORKERS_SOCKET"
 @contextmanager
 def forked_workers() -> Iterator[None]:
     """Forks workers for the nodes that are started in the meantime; they find the address in their environment."""
-    with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as listener:
-        os.environ[_SOCKET] = str(Path(folder, "socket"))
-        listener.bind(os.environ[_SOCKET])
-        listener.listen()
-        threading.Thread(target=_fork_when_asked, args=[listener], daemon=True).start()
-        yield
-        del os.environ[_SOCKET]
-        listener.shutdown(socket.SHUT_RDWR)
-
-
-def _fork_when_asked(listener: socket.socket) -> None:
-    """Forks a worker for each connection, until the listener is shut down."""
     from support.commands import Fork
 
-    forks = []
-    while True:
+    with tempfile.TemporaryDirectory() as folder:
+        address = Path(folder, "socket")
+        process = Fork(_fork_when_asked, address)  # no thread: the one that connects to Ray would stop it
+        os.environ[_SOCKET] = str(address)
         try:
+            while not address.exists():
+                assert process.poll() is None, process.errors()
+                time.sleep(0.02)
+            yield
+        finally:
+            del os.environ[_SOCKET]
+            process.kill()
+
+
+def _fork_when_asked(arguments: list[str]) -> None:
+    """Forks a worker for each connection to an address."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(f"{arguments[0]}.new")
+        listener.listen()
+        Path(f"{arguments[0]}.new").rename(arguments[0])
+        while True:
             connection, _ = listener.accept()
-        except OSError:
-            return
-        with connection, connection.makefile() as file:
-            forks.append(Fork(_work, file.read()))
+            with connection, connection.makefile() as file:
+                asked = json.load(file)
+            if not os.fork():
+                listener.close()
+                _work(**asked)
 
 
-def _work(arguments: list[str]) -> None:
+def _work(arguments: list[str], environment: dict[str, str]) -> None:
     """Is a worker, as Ray's own file for that is, in the environment in which Ray started it."""
-    asked = json.loads(arguments[0])
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.environ.clear()
-    os.environ.update(asked["environment"])
-    sys.argv = asked["arguments"]
-    runpy.run_path(sys.argv[0], run_name="__main__")
+    os.environ.update(environment)
+    sys.argv = arguments
+    try:
+        runpy.run_path(arguments[0], run_name="__main__")
+    finally:
+        os._exit(0)
 
 
 def _ask(arguments: list[str]) -> None:
