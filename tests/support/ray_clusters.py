@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from spalm.artifact import TEMPORARY
 from spalm.memory import Memory
 from support import ray_workers
 
@@ -32,9 +33,12 @@ def two_nodes() -> Iterator[Any]:
 
 
 def contents(memory: Memory) -> dict:
-    """Every byte of the shards and sorted contexts, and every row of the catalogue but for the time of day."""
+    """Every byte of the shards and sorted contexts, and every row of the catalogue but for the time of day.
+
+    A worker that was told to stop may leave an unfinished file, which the next change of the memory removes.
+    """
     folders = memory.shards.folder, memory.exact.folder
-    paths = [path for folder in folders for path in folder.rglob("*") if path.is_file()]
+    paths = [path for folder in folders for path in folder.rglob("*") if path.is_file() and path.suffix != TEMPORARY]
     files = {str(path.relative_to(memory.directory)): path.read_bytes() for path in paths}
     with closing(sqlite3.connect(memory.catalogue.path)) as catalogue:
         tables = ("batches", "documents", "shards", "extents")
