@@ -57,7 +57,7 @@ def run_model(finished) -> Model:
     return load_model(finished.directory, Hardware("cpu", 1))
 
 
-@pytest.fixture(params=["model", "run_model"])
+@pytest.fixture(params=["model", pytest.param("run_model", marks=pytest.mark.slow)])
 def any_model(request) -> Model:
     return request.getfixturevalue(request.param)
 
@@ -145,6 +145,7 @@ def test_every_seed_of_64_bits_can_be_used(seed):
         Sampling.parse({"seed": seed * 2}, "generate")
 
 
+@pytest.mark.slow
 def test_samples_follow_the_seed(any_model):
     def sample(seed: int | None) -> list[int]:
         sampling = Sampling(max_tokens=20, temperature=1.5, seed=seed)

@@ -20,7 +20,7 @@ class ChatTemplate:
 
     @cached_property
     def _tokeniser(self) -> Any:
-        from transformers import AutoTokenizer
+        from transformers.models.auto.tokenization_auto import AutoTokenizer
 
         return AutoTokenizer.from_pretrained(self._folder)
 
