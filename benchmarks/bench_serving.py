@@ -102,7 +102,7 @@ def llama_cpp(slots: int) -> list[str]:
 def ours(folder: Path, slots: int) -> list[str]:
     """Returns the command of our server."""
     command = [sys.executable, "-m", "spalm", "serve", str(folder), "--backend", "llama", "--port", "0"]
-    return [*command, "--limit", f"slots={slots}"]
+    return [*command, "--slots", str(slots)]
 
 
 async def client(address: str, prompts: list[str], measured: Measured) -> None:

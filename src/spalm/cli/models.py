@@ -187,6 +187,9 @@ def serve_(
     key: Annotated[
         str | None, typer.Option(envvar="SPALM_KEY", help="Key that clients must send: Authorization: Bearer KEY.")
     ] = None,
+    slots: Annotated[
+        int | None, typer.Option(help="Number of answers that are generated side by side; default: 4.", min=1)
+    ] = None,
     limits: Annotated[
         list[str] | None, typer.Option("--limit", metavar="KEY=VALUE", help="A limit; see `spalm settings serve`.")
     ] = None,
@@ -201,6 +204,6 @@ def serve_(
     from spalm.server import Limits, allowed_hosts, make_server, serve
     from spalm.settings import read_settings
 
-    chosen = read_settings(Limits, limits or [])
+    chosen = read_settings(Limits, [*(limits or []), *([] if slots is None else [f"slots={slots}"])])
     opened = load(directory, model, execution=Execution(Hardware(device, threads, backend=backend)))
     serve(make_server(opened, limits=chosen, key=key, hosts=allowed_hosts(host)), host, port, "the server")
