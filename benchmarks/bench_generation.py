@@ -34,8 +34,8 @@ from spalm.memory import remember
 from spalm.neighbours import IndexSettings, make_searcher
 from spalm.planning import parse_count
 
-PROMPTS, PROMPT_TOKENS, TOKENS = 9, 40, 64
-"""Number of prompts of each kind, and the numbers of tokens of a prompt and of its continuation."""
+PROMPT_TOKENS, TOKENS = 40, 64
+"""Numbers of tokens of a prompt and of its continuation."""
 WARM_UP = 2
 """Number of prompts of each kind that every system continues before anything is measured."""
 DOCUMENT = 1000
@@ -91,28 +91,38 @@ def measure(systems: dict[str, System], prompts: list[list[int]]) -> dict[str, f
     return {name: statistics.median(found) for name, found in speeds.items()}
 
 
-def prompts_of(stream: TokenStream) -> list[list[int]]:
+def prompts_of(stream: TokenStream, count: int) -> list[list[int]]:
     """Returns the beginnings of documents as prompts."""
-    begins = [int(begin) for begin in stream.begins[: PROMPTS + WARM_UP]]
+    begins = [int(begin) for begin in stream.begins[:count]]
     return [[stream.start, *stream.tokens[begin : begin + PROMPT_TOKENS].tolist()] for begin in begins]
 
 
-def far_prompts(model: Model, data: Path) -> list[list[int]]:
+def far_prompts(model: Model, data: Path, count: int) -> list[list[int]]:
     """Returns beginnings of paragraphs of addresses as prompts."""
     lines = (data / "sotu" / "train.txt").read_text(encoding="utf-8").splitlines()
     paragraphs = [line for line in lines if len(line) > 300]
-    chosen = paragraphs[:: len(paragraphs) // (PROMPTS + WARM_UP)][: PROMPTS + WARM_UP]
+    chosen = paragraphs[:: len(paragraphs) // count][:count]
     return [model.tokeniser.prompt(text)[: PROMPT_TOKENS + 1] for text in chosen]
+
+
+def changed_copy(source: Path, folder: Path, change: Callable[[Attached], None]) -> Path:
+    """Returns a copy of an attached directory after a change, which is made only once."""
+    if not folder.exists():
+        unfinished = folder.with_name(folder.name + ".unfinished")
+        shutil.rmtree(unfinished, ignore_errors=True)
+        shutil.copytree(source, unfinished)
+        change(Attached(unfinished, Hardware()))
+        unfinished.rename(folder)
+    return folder
 
 
 def grown(source: Path, folder: Path, entries: int) -> Path:
     """Returns a copy of an attached directory whose memory has copies of its keys with noise, `entries` in all."""
-    if folder.exists():
-        return folder
-    unfinished = folder.with_name(folder.name + ".unfinished")
-    shutil.rmtree(unfinished, ignore_errors=True)
-    shutil.copytree(source, unfinished)
-    attached = Attached(unfinished, Hardware())
+    return changed_copy(source, folder, lambda attached: _add_copies(attached, entries))
+
+
+def _add_copies(attached: Attached, entries: int) -> None:
+    """Adds noisy copies of a memory's keys until it has so many entries, and makes its index again."""
     memory, base = attached.memory, attached.base
     more = entries - len(memory.entries())
     keys = RepeatedKeys(memory, more)
@@ -123,10 +133,8 @@ def grown(source: Path, folder: Path, entries: int) -> Path:
     ends = np.append(np.arange(DOCUMENT, more, DOCUMENT), more)
     stream = TokenStream(tokens, ends, lambda: [f"copy {end}" for end in ends], attached.corpus.tokeniser.start)
     remember(memory, encoder, stream, {"copies": more})
-    shutil.rmtree(unfinished / "index")
-    make_searcher(memory, unfinished / "index", IndexSettings(kind="faiss", recall=0.95, neighbours=64))
-    unfinished.rename(folder)
-    return folder
+    shutil.rmtree(attached.directory / "index")
+    make_searcher(memory, attached.directory / "index", IndexSettings(kind="faiss", recall=0.95, neighbours=64))
 
 
 def memories(work: Path, data: Path, sizes: list[str]) -> dict[str, Path]:
@@ -166,16 +174,12 @@ def systems_of(folder: Path, path: Path, threads: int) -> tuple[dict[str, System
 
 def without_test(folder: Path, copy: Path) -> Path:
     """Returns a copy of an attached directory whose memory does not hold the test documents, which prompts are from."""
-    if copy.exists():
-        return copy
-    unfinished = copy.with_name(copy.name + ".unfinished")
-    shutil.rmtree(unfinished, ignore_errors=True)
-    shutil.copytree(folder, unfinished)
-    attached = Attached(unfinished, Hardware())
-    held = set(attached.memory.entries().live_documents.names)
-    attached.memory.forget(sorted(held.intersection(attached.corpus.split("test").names)))
-    unfinished.rename(copy)
-    return copy
+
+    def forget(attached: Attached) -> None:
+        held = set(attached.memory.entries().live_documents.names)
+        attached.memory.forget(sorted(held.intersection(attached.corpus.split("test").names)))
+
+    return changed_copy(folder, copy, forget)
 
 
 def perplexities(folder: Path, threads: int) -> dict[str, float]:
@@ -209,6 +213,7 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=Path("runs/bench/attach"), help="folder of the memories")
     parser.add_argument("--also", nargs="*", default=["library", "1M", "10M"], help="further memories")
     parser.add_argument("--attached", type=Path, help="what `spalm attach` made of SmolLM2, instead of these memories")
+    parser.add_argument("--prompts", type=int, default=9, help="number of prompts of each kind")
     given = parser.parse_args()
     data, threads = Path(os.environ["SPALM_DATA"]), available_cores()
     result: dict = {"cores": threads, "tokens": TOKENS, "memories": {}}
@@ -217,8 +222,8 @@ def main() -> None:
     for name, folder in found.items():
         systems, model = systems_of(folder, smollm2(), threads)
         texts = {
-            "in-domain": prompts_of(model.models.corpus.split("test")),
-            "far": far_prompts(model, data),
+            "in-domain": prompts_of(model.models.corpus.split("test"), given.prompts + WARM_UP),
+            "far": far_prompts(model, data, given.prompts + WARM_UP),
         }
         result["memories"][name] = {kind: measure(systems, prompts) for kind, prompts in texts.items()}
         for kind, speeds in result["memories"][name].items():

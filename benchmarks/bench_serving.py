@@ -32,10 +32,8 @@ from spalm.compute import Hardware, available_cores
 from spalm.console import print_json, say
 
 CLIENTS = (1, 4, 8, 16)
-ROUNDS = 2
-"""Number of times that each server is measured with each number of clients, in turn."""
-REQUESTS, TOKENS, PROMPT_TOKENS = 3, 48, 40
-"""Number of requests of each client, of tokens of each answer, and of tokens of a prompt."""
+TOKENS, PROMPT_TOKENS = 48, 40
+"""Numbers of tokens of an answer and of a prompt."""
 PATIENCE = 60.0
 """Seconds that a client waits for its first token."""
 CONTEXT = 1024
@@ -127,11 +125,11 @@ async def client(address: str, prompts: list[str], measured: Measured) -> None:
             measured.latency.append(time.perf_counter() - begun)
 
 
-async def measure(address: str, prompts: list[str], clients: int) -> Measured:
-    """Returns what several clients at once see."""
+async def measure(address: str, prompts: list[str], clients: int, requests: int) -> Measured:
+    """Returns what several clients at once see, each with so many requests one after the other."""
     await client(address, prompts[:1], Measured())  # everything is loaded and compiled
     measured, begun = Measured(), time.perf_counter()
-    shares = [prompts[number::clients][:REQUESTS] for number in range(clients)]
+    shares = [prompts[number::clients][:requests] for number in range(clients)]
     await asyncio.gather(*(client(address, share, measured) for share in shares))
     measured.seconds = time.perf_counter() - begun
     return measured
@@ -143,21 +141,23 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/bench/serving.json"))
     parser.add_argument("--work", type=Path, default=Path("runs/bench/attach"), help="folder of the memories")
     parser.add_argument("--attached", type=Path, help="what `spalm attach` made of SmolLM2, instead of that memory")
+    parser.add_argument("--rounds", type=int, default=2, help="how often each server is measured, in turn")
+    parser.add_argument("--requests", type=int, default=3, help="number of requests of each client")
     given = parser.parse_args()
     folder = given.attached or memories(given.work, Path(os.environ["SPALM_DATA"]), [])["0.1M entries"]
     folder = without_test(folder, given.work / f"{folder.name}-without-test")
     corpus = Attached(folder, Hardware()).corpus
     test = corpus.split("test")
-    needed = max(CLIENTS) * REQUESTS
+    needed = max(CLIENTS) * given.requests
     begins = [int(begin) + 20 * repeat for repeat in range(1 + needed // len(test.begins)) for begin in test.begins]
     prompts = [corpus.tokeniser.decode(test.tokens[begin : begin + PROMPT_TOKENS].tolist()) for begin in begins]
     result: dict = {"cores": available_cores(), "tokens": TOKENS, "clients": {}}
     for count in CLIENTS:
         found: dict[str, list[dict[str, float]]] = {"llama.cpp": [], "ours": []}
-        for _ in range(ROUNDS):
+        for _ in range(given.rounds):
             for name, command in (("llama.cpp", llama_cpp(count)), ("ours", ours(folder, count))):
                 with running(command) as address:
-                    found[name].append(asyncio.run(measure(address, prompts, count)).figures())
+                    found[name].append(asyncio.run(measure(address, prompts, count, given.requests)).figures())
         result["clients"][count] = {
             name: {figure: statistics.median(each[figure] for each in rounds) for figure in rounds[0]}
             for name, rounds in found.items()

@@ -184,7 +184,7 @@ def test_whoever_leaves_makes_room(attached, stream):
         hang_up(leaving[1])  # in line
         wait_until(lambda: app.state.queue.size == 1)
         held.let_go(3)
-        hang_up(leaving[0])  # at the desk
+        hang_up(leaving[0])  # while it is answered
         held.let_go(1)
         wait_until(lambda: app.state.queue.size == 0)
         held.let_go()

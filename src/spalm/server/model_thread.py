@@ -36,8 +36,9 @@ class Answers:
 
 
 class ModelThread:
-    """Uses the model for all requests. Whoever waits longest for a slot gets it, but no request takes a second one
-    while another waits for its first.
+    """Uses the model for all requests.
+
+    Whoever waits longest for a slot gets it, but no request takes a second one while another waits for its first.
     """
 
     def __init__(self, batch: AnswerBatch | None):
