@@ -19,7 +19,7 @@ from spalm.semiparametric import Spalm
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "spalm"
-GROUND_FLOOR = ["errors", "settings", "console", "artifact", "openmp"]
+GROUND_FLOOR = ["errors", "files", "digests", "settings", "console", "manifest", "artifact", "openmp"]
 """Modules that every room may import; among themselves they follow the same rule."""
 ROOMS = [
     "corpus",
@@ -32,6 +32,7 @@ ROOMS = [
     "runs",
     "attachment",
     "generation",
+    "maintenance",
     "server",
     "study",
     "planning",

@@ -8,7 +8,6 @@ import typer
 from rich.console import Console
 
 from spalm.api import carry_out
-from spalm.artifact import Artifact
 from spalm.attachment import Attached, is_attached, remember_files
 from spalm.cli.options import (
     Address,
@@ -28,7 +27,6 @@ from spalm.cli.options import (
     RowArgument,
     Threads,
     app,
-    holds_memory,
     memory_at,
     path_for,
 )
@@ -36,6 +34,7 @@ from spalm.compute import Execution, Hardware, open_engine, parse_size, ranks_of
 from spalm.console import say
 from spalm.corpus import OFFICIAL_CORPORA, download_corpus
 from spalm.errors import InputError
+from spalm.maintenance import forget_with_receipt, remove_forgotten, verify_directory
 from spalm.memory import describe_memory
 from spalm.neighbours import IndexKind, IndexSettings, make_searcher
 from spalm.runs import Recipe, Run, print_results, read_recipe
@@ -116,24 +115,34 @@ def remember_(
 
 @app.command()
 def forget(
-    memory: MemoryArgument, documents: Annotated[list[str], typer.Argument(help="Names of documents to forget.")]
+    memory: MemoryArgument,
+    documents: Annotated[list[str], typer.Argument(help="Names of documents to forget.")],
+    receipt: Annotated[
+        bool,
+        typer.Option("--receipt", help="Remove their bytes now, search every file for them, write what was done."),
+    ] = False,
 ) -> None:
     """Forget documents: from now on no search finds anything of them. `compact` removes their bytes."""
+    if receipt:
+        for line in forget_with_receipt(memory, documents).lines():
+            say(line)
+        return
     say(f"{memory}: forgot {memory_at(memory).forget(documents):,} document(s)")
 
 
 @app.command()
 def compact(memory: MemoryArgument) -> None:
-    """Rewrite a memory without what was forgotten, and join small shards."""
-    say(f"{memory}: freed {memory_at(memory).compact():,} bytes")
+    """Remove what was forgotten from a memory and from the run or model around it, and join small shards."""
+    removed, freed = remove_forgotten(memory)
+    for each in removed:
+        say(f"{each.path}: removed {each.what}")
+    say(f"{memory}: freed {freed:,} bytes")
 
 
 @app.command()
-def verify(directory: Annotated[Path, typer.Argument(help="A memory, or a finished stage.")]) -> None:
-    """Read every byte and compare it with what was written."""
-    opened = memory_at(directory) if holds_memory(directory) else Artifact(directory)
-    opened.verify()
-    say(f"{directory}: every byte is as it was written")
+def verify(directory: Annotated[Path, typer.Argument(help="A run, a model with a memory, or a part of one.")]) -> None:
+    """Read every byte of a directory and compare it with what was written; name what has no digest."""
+    say(verify_directory(directory).summary())
 
 
 @app.command()

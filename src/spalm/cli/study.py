@@ -28,6 +28,7 @@ from spalm.cli.options import (
 from spalm.compute import Execution, Hardware, machine_ram, parse_size
 from spalm.console import say
 from spalm.errors import InputError
+from spalm.files import own_folder
 from spalm.generation import RunModels
 from spalm.memory import describe_memory
 from spalm.planning import Cluster, PlannedMemory, parse_count, plan_memory, print_plan
@@ -54,7 +55,7 @@ def study_(
 ) -> None:
     """Analyse a finished run: a table, its data, and a picture for each analysis."""
     run = FinishedRun(directory)
-    where = out or directory / "study" / split
+    where = out or own_folder(directory, "study", split)
     request = make_request(run, split, model, first=first, length=length)
     run_analyses(request, names or available_analyses(run), where, Console())
     say(f"data and pictures are in {where}")
@@ -105,7 +106,7 @@ def report(
     out: Annotated[Path | None, typer.Option(help="Folder for the page; default: DIR/report.")] = None,
 ) -> None:
     """Write a finished run as one HTML page that needs nothing else: results, figures, passages, settings."""
-    say(f"open {write_report(FinishedRun(directory), out or directory / 'report').resolve().as_uri()}")
+    say(f"open {write_report(FinishedRun(directory), out).resolve().as_uri()}")
 
 
 @app.command()
