@@ -85,7 +85,7 @@ def queries(count: int, source: Memory) -> np.ndarray:
 def build(memory: Memory, kind: IndexKind, folder: Path) -> dict:
     """Builds an index; returns the seconds, its size and its recall."""
     began = time.perf_counter()
-    _, description = make_searcher(memory, folder, IndexSettings(kind, 0.95, K, 1))
+    _, description = make_searcher(memory, folder, IndexSettings(kind=kind, recall=0.95, neighbours=K))
     size = sum(path.stat().st_size for path in folder.iterdir())
     seconds = time.perf_counter() - began
     return {"seconds": seconds, "bytes": size, "recall": description.recall, "effort": description.effort}

@@ -10,7 +10,6 @@ from pathlib import Path
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
-from typer.main import get_command
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = {
@@ -61,9 +60,8 @@ def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
 
 def commands_page() -> str:
     """Returns the reference of the command line, from the help texts."""
-    from spalm.cli import app
+    from spalm.cli.verbs import command as group
 
-    group = get_command(app)
     lines = ["# Command line", "", _one_line(group.help), "", "`spalm COMMAND --help` prints the same.", ""]
     for name, command in group.commands.items():
         context = command.make_context(f"spalm {name}", [], resilient_parsing=True)

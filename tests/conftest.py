@@ -2,7 +2,6 @@
 
 import functools
 import os
-from collections import Counter
 from collections.abc import Callable
 from importlib import import_module
 from importlib.util import find_spec
@@ -32,10 +31,37 @@ from support.tiny_models import write_model
 torch.set_num_threads(1)  # the tensors here are tiny: a second thread only waits for the first
 
 
+LONGEST = (
+    "server/explorer/test_page.py",
+    "compute/test_ray_commands.py",
+    "compute/test_ray_engine.py",
+    "cli/test_pipeline.py",
+    "training/test_torchrun.py",
+    "generation/hugging_face/test_model.py",
+    "test_api.py",
+    "study/test_analyses.py",
+    "memory/exact/test_index.py",
+    "test_examples.py",
+    "corpus/test_build.py",
+    "memory/test_memory.py",
+    "test_docs.py",
+    "attachment/test_attach.py",
+    "cli/test_models.py",
+    "generation/test_facts.py",
+)
+"""Files whose tests take longest, the longest first."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Puts files with most slow tests first. The tests of a file stay on one worker, which shares its fixtures."""
-    slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
-    items.sort(key=lambda item: -slow[item.path])
+    """Marks tests that need a whole run as slow, and puts the longest files first, so that no worker ends alone.
+
+    The tests of a file stay on one worker, which shares its fixtures.
+    """
+    ranks = {Path(__file__).parent / name: rank for rank, name in enumerate(LONGEST)}
+    for item in items:
+        if "facts_run" in getattr(item, "fixturenames", ()):
+            item.add_marker("slow")
+    items.sort(key=lambda item: ranks.get(item.path, len(ranks)))
 
 
 @pytest.fixture(autouse=True)

@@ -44,6 +44,38 @@ def test_other_settings_or_parents_are_other_work_and_the_old_is_kept(tmp_path, 
     assert Artifact(tmp_path / "x.previous").digest == old
 
 
+def test_nothing_that_was_set_aside_is_removed(tmp_path):
+    digests = [made(tmp_path / "x", {"a": number}).digest for number in range(4)]
+    kept = [tmp_path / f"x.previous{end}" for end in ("", "-2", "-3")]
+    assert [Artifact(path).digest for path in [*kept, tmp_path / "x"]] == digests
+
+
+def refuse(_):
+    raise InputError("refused")
+
+
+def refuse_later(draft: Draft):
+    (draft.directory / "half").write_text("half")
+    raise InputError("refused")
+
+
+@pytest.mark.parametrize(("fill", "cheap"), [(refuse, False), (refuse, True), (refuse_later, True)])
+def test_what_was_finished_is_put_back_if_the_new_is_refused(tmp_path, fill, cheap):
+    old = made(tmp_path / "x").digest
+    with pytest.raises(InputError, match="refused"):
+        Stage("numbers", 1, {"a": 2}, {}, cheap=cheap).make(tmp_path / "x", fill)
+    assert Artifact(tmp_path / "x").digest == old
+    assert [path.name for path in tmp_path.iterdir()] == ["x"]
+
+
+def test_work_that_was_begun_is_kept_beside_what_was_finished(tmp_path):
+    old = made(tmp_path / "x").digest
+    with pytest.raises(InputError, match="refused"):
+        made(tmp_path / "x", {"a": 2}, make=refuse_later)
+    assert Artifact(tmp_path / "x.previous").digest == old
+    assert (tmp_path / "x" / "half").exists()
+
+
 def test_interrupted_work_is_not_an_artifact_and_resumes(tmp_path):
     def interrupted(draft):
         (draft.directory / "half").write_text("half")

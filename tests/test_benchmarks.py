@@ -1,5 +1,6 @@
 """What the benchmarks claim to count."""
 
+import pytest
 from torch.utils.flop_counter import FlopCounterMode
 
 import bench_training as training
@@ -7,6 +8,7 @@ from spalm.compute import using_threads
 from spalm.lm import count_flops
 
 
+@pytest.mark.slow
 def test_flops_are_those_that_torch_counts():
     """Torch's counter does not see inside the output layer's loss, nor products that are added in place."""
     lanes = 2
@@ -57,8 +59,6 @@ def test_peers_are_judged_by_distance_and_without_themselves():
 
 def test_the_gain_that_is_kept_is_counted_in_perplexity_and_in_nats():
     import math
-
-    import pytest
 
     import bench_attach as attach
 

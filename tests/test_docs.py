@@ -126,12 +126,10 @@ def hooks():
 
 
 def test_references_are_complete(hooks):
-    from typer.main import get_command
-
-    from spalm.cli import app
+    from spalm.cli.verbs import command as group
 
     page = hooks.commands_page()
-    for name, command in get_command(app).commands.items():
+    for name, command in group.commands.items():
         assert f"## spalm {name}\n" in page
         for parameter in command.params:
             assert all(option in page for option in parameter.opts if option.startswith("-"))

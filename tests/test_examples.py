@@ -33,9 +33,9 @@ def test_a_memory_for_a_pretrained_model(tmp_path):
     pytest.importorskip("transformers")
     texts = tmp_path / "texts"
     texts.mkdir()
-    write_documents(texts)
+    write_documents(texts, documents=12)
     model = write_model(tmp_path / "model", "llama", "".join(path.read_text() for path in sorted(texts.iterdir())))
-    settings = {"context": 64, "stride": 48, "neighbours": 32, "positions": 2000}
+    settings = {"context": 64, "stride": 48, "neighbours": 32, "positions": 500}
     # A mixture that learned on a random model trusts nothing: kNN-LM goes by the nearest.
     settings |= {"combiner": "knn-lm", "knn": {"lambdas": [0.9], "counts": [4], "temperatures": [0.5]}}
     shown = run_notebook(

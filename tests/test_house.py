@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,7 +20,18 @@ from spalm.semiparametric import Spalm
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "spalm"
-GROUND_FLOOR = ["errors", "files", "digests", "settings", "console", "manifest", "artifact", "openmp"]
+GROUND_FLOOR = [
+    "choices",
+    "errors",
+    "files",
+    "digests",
+    "settings",
+    "console",
+    "paths",
+    "manifest",
+    "artifact",
+    "openmp",
+]
 """Modules that every room may import; among themselves they follow the same rule."""
 ROOMS = [
     "corpus",
@@ -191,15 +203,22 @@ def test_import_is_light():
 def test_the_command_line_needs_only_the_core():
     """No optional package is imported by importing everything that the command line does."""
     optional = {"tensorboard", "pytest", "hypothesis", "transformers", "ray", "scann"}
-    assert not modules_after("import spalm.cli") & optional
+    everything = "import spalm.api, spalm.cli.verbs, spalm.planning, spalm.server"
+    assert not modules_after(everything) & optional
+
+
+def test_help_and_usage_errors_load_no_numerical_library():
+    heavy = {"torch", "numpy", "scipy", "numba", "faiss", "transformers", "matplotlib", "fastapi", "yaml"}
+    code = "from spalm.cli import entry\nfor line in ('--help', 'run --help', 'run', 'index x --out y --count 0'):"
+    assert not modules_after(f"{code}\n    entry.run(line.split())") & heavy
 
 
 @pytest.mark.slow
 def test_generating_imports_no_web_server(attached_folder):
     code = (
         "import sys, torch; torch.set_num_threads(1)\n"
-        "from spalm.cli import app\n"
-        "app(['generate', sys.argv[1], 'ka1 lo2', '--max-tokens', '1'], standalone_mode=False)"
+        "from spalm.cli import entry\n"
+        "assert entry.run(['generate', sys.argv[1], 'ka1 lo2', '--max-tokens', '1']) == 0"
     )
     assert not modules_after(code, attached_folder) & {"fastapi", "uvicorn", "starlette"}
 
@@ -284,11 +303,37 @@ def test_the_readme_names_commands_and_files_that_exist():
         assert target in targets, target
     for path in re.findall(r"\]\(([^)#:]+)\)", readme):
         assert (ROOT / path).exists(), path
-    from typer.main import get_command
+    from spalm.cli.verbs import command
 
-    from spalm.cli import app
-
-    verbs = get_command(app).commands
+    verbs = command.commands
     examples = "".join(re.findall(r"```(?:\w*)\n(.*?)```", readme, re.DOTALL))
     for verb in re.findall(r"^\$? ?(?:\S+/)?spalm ([a-z]+)", examples, re.MULTILINE):
         assert verb in verbs, verb
+
+
+def locked(name: str) -> dict[str, str]:
+    """Returns the requirements of a lock by the names of the packages, each with its version and hashes."""
+    blocks = (ROOT / "locks" / f"{name}.txt").read_text().replace(" \\\n", "").splitlines()
+    return {re.split(r"\[|==", block)[0]: block for block in blocks}
+
+
+def test_everything_that_make_installs_is_locked_by_hashes():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    extras, groups = project["project"]["optional-dependencies"], project["dependency-groups"]
+    wanted = {
+        "dev": [
+            *project["project"]["dependencies"],
+            *(each for name in ("dev", "docs", "pretrained", "ray") for each in extras[name]),
+        ],
+        "build": groups["build"] + project["build-system"]["requires"],
+        "release": groups["release"],
+    }
+    for name, requirements in wanted.items():
+        found = locked(name)
+        names = {re.split(r"[\[<>=; ]", each)[0] for each in requirements} - {"spalm"}
+        assert names <= {*found}, names - {*found}
+        assert all(re.search(r"==\S+( ; .*?)? +--hash=sha256:[0-9a-f]{64}", block) for block in found.values())
+        assert not [block for block in found.values() if "/" in block], "a lock names no host and no path"
+    pinned = re.findall(r"^torch==(.*)", (ROOT / "constraints.txt").read_text(), re.MULTILINE)[0]
+    assert f"torch=={pinned}+cpu ; " in (ROOT / "locks" / "dev.txt").read_text()
+    assert "--require-hashes" in (ROOT / ".ci" / "run").read_text()

@@ -2,7 +2,7 @@ import pytest
 
 from spalm.errors import InputError
 from spalm.runs.recipe import Recipe, read_recipe
-from spalm.settings import describe_settings, differences, override
+from spalm.settings import Settings, describe_settings, differences, override
 
 
 def test_assignments_are_laid_over():
@@ -63,3 +63,18 @@ def test_every_setting_is_described():
     assert rows["training.steps"] == ("required", "Number of optimiser steps.")
     assert rows["corpus.source[text].document_start"][0] == "None"
     assert [key for key, (_, meaning) in rows.items() if not meaning] == []
+
+
+def test_integers_fit_64_bits():
+    class Numbers(Settings):
+        """Two settings."""
+
+        one: int = 0
+        """A number."""
+        many: list[int] = []
+        """Numbers."""
+
+    for wrong in ({"one": 2**63}, {"one": str(-(2**63) - 1)}, {"many": [1, 2**64]}):
+        with pytest.raises(InputError, match="it does not fit 64 bits; give a smaller number"):
+            Numbers.parse(wrong, "test")
+    assert Numbers.parse({"one": 2**63 - 1}, "test").one == 2**63 - 1

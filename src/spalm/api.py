@@ -12,6 +12,7 @@ from spalm.attachment import attach as attach_memory
 from spalm.compute import Execution
 from spalm.generation import AttachedModels, Model, load_model, model_of
 from spalm.generation.hugging_face import export_for_transformers
+from spalm.paths import user_path
 from spalm.runs import FinishedRun, HeldOut, Recipe, RowName, Run, print_results, read_recipe
 from spalm.settings import read_settings
 from spalm.study import Analysis, find_analysis, make_request, write_report
@@ -46,7 +47,7 @@ def attach_and_export(
     model: str, texts: list[Path], out: Path, settings: AttachSettings, execution: Execution | None = None
 ) -> Attached:
     """Attaches a memory, and writes the files by which transformers opens the folder."""
-    attached = attach_memory(model, texts, out.expanduser(), settings, execution or Execution())
+    attached = attach_memory(model, texts, user_path(out), settings, execution or Execution())
     export_for_transformers(attached)
     return attached
 
@@ -59,7 +60,7 @@ def load(directory: Location, model: str | None = None, *, execution: Execution 
         model: Which of a run's models; default: the last of its table, `adaptive`.
         execution: Device and threads; default: this machine.
     """
-    return load_model(Path(directory).expanduser(), (execution or Execution()).hardware, model)
+    return load_model(user_path(directory), (execution or Execution()).hardware, model)
 
 
 def run(
@@ -80,7 +81,7 @@ def run(
         execution: Device, threads, engine, RAM; default: this machine.
     """
     chosen = recipe if isinstance(recipe, Recipe) else read_recipe(recipe, assignments(set))
-    made = Run(chosen, Path(out).expanduser(), execution or Execution())
+    made = Run(chosen, user_path(out), execution or Execution())
     carry_out(made, Console(quiet=True))
     return CompletedRun(made.directory)
 

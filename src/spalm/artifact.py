@@ -9,6 +9,7 @@ being made holds `unfinished.json` instead, which says what it will be: work res
 """
 
 import fcntl
+import itertools
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
@@ -48,6 +49,8 @@ _ERASED = "digest_before_erasure"
 """Field of a manifest that holds the digest of the artifact before parts of it were erased."""
 SCRATCH = "scratch.json"
 """File that lists the scratch files and folders, which are removed once the artifact is complete."""
+PREVIOUS = ".previous"
+"""End of the name of an artifact that was set aside, before a number if there are several."""
 
 
 class Artifact:
@@ -215,9 +218,9 @@ class Stage:
     def make(self, directory: Path, fill: Fill, *, restart: bool = False) -> Artifact:
         """Returns the artifact at `directory`; makes it unless it is there already with the same identity.
 
-        A finished one with another identity is kept as `NAME.previous`. An unfinished one is continued; if it was to
-        become something else, it is begun again where the stage is `cheap`, and refused otherwise. With `restart`,
-        unfinished work is begun again in any case.
+        A finished one with another identity is kept as `NAME.previous`, and put back if the new one is refused. An
+        unfinished one is continued; if it was to become something else, it is begun again where the stage is `cheap`,
+        and refused otherwise. With `restart`, unfinished work is begun again in any case.
         """
         directory.mkdir(parents=True, exist_ok=True)
         changed: list[str] = []
@@ -229,14 +232,19 @@ class Stage:
                     _tidy(directory)  # scratch files of a run that was killed at the very end
                     say(f"{directory}: finished before, unchanged")
                     return present
-        if (directory / MANIFEST).exists():
-            set_aside(directory, changed)
-            directory.mkdir()
-        with only_writer(directory):
-            self._claim(directory, restart=restart)
-            draft = Draft(directory)
-            facts, files = fill(draft)
-            draft.finish(self.identity, facts, files)
+        previous = set_aside(directory, changed) if (directory / MANIFEST).exists() else None
+        directory.mkdir(exist_ok=True)
+        try:
+            with only_writer(directory):
+                self._claim(directory, restart=restart)
+                draft = Draft(directory)
+                facts, files = fill(draft)
+                draft.finish(self.identity, facts, files)
+        except Exception as error:
+            refused = self.cheap and isinstance(error, InputError)
+            if previous is not None and (refused or _is_empty(directory)):
+                _put_back(previous, directory)
+            raise
         return Artifact(directory)
 
     def _claim(self, directory: Path, *, restart: bool) -> None:
@@ -287,13 +295,26 @@ def _remove(path: Path) -> None:
     shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
 
 
-def set_aside(directory: Path, changed: list[str]) -> None:
-    """Renames `directory` to NAME.previous, and prints why."""
-    previous = directory.with_name(directory.name + ".previous")
-    shutil.rmtree(previous, ignore_errors=True)
+def set_aside(directory: Path, changed: list[str]) -> Path:
+    """Renames `directory` to NAME.previous, or NAME.previous-2 and so on, and prints why. Returns the new path."""
+    names = (f"{directory.name}{PREVIOUS}{f'-{number}' if number > 1 else ''}" for number in itertools.count(1))
+    previous = next(path for path in map(directory.with_name, names) if not os.path.lexists(path))
     directory.rename(previous)
     more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
     say(f"{directory}: {changed[0]}{more}; made again, the old one is kept as {previous.name}")
+    return previous
+
+
+def _put_back(previous: Path, directory: Path) -> None:
+    """Gives what was set aside its place again."""
+    shutil.rmtree(directory)
+    previous.rename(directory)
+    say(f"{directory}: nothing was made; the old one is in its place again")
+
+
+def _is_empty(directory: Path) -> bool:
+    """Returns whether nothing has been made in a directory that a stage has claimed."""
+    return {path.name for path in directory.iterdir()} <= {UNFINISHED, SCRATCH}
 
 
 @contextmanager

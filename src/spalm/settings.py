@@ -2,13 +2,18 @@
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Self, TypeVar, get_args
+from typing import Annotated, Any, Self, TypeVar, get_args
 
 import pydantic
 import yaml
 
 from spalm.errors import InputError, first_line
 from spalm.files import read_text
+
+Seed = Annotated[int, pydantic.Field(ge=0, lt=2**63)]
+"""Seed of random numbers."""
+_LIMIT = 2**63
+"""Integers of settings are smaller than this: libraries hold them in 64 bits."""
 
 
 class Settings(pydantic.BaseModel):
@@ -17,6 +22,15 @@ class Settings(pydantic.BaseModel):
     model_config = pydantic.ConfigDict(
         extra="forbid", frozen=True, use_attribute_docstrings=True, validate_default=True, allow_inf_nan=False
     )
+
+    @pydantic.field_validator("*")
+    @classmethod
+    def _fits_64_bits(cls, value: Any) -> Any:
+        """Refuses integers that no library can hold."""
+        for number in value if isinstance(value, list) else [value]:
+            if isinstance(number, int) and not -_LIMIT <= number < _LIMIT:
+                raise ValueError("it does not fit 64 bits; give a smaller number")
+        return value
 
     @classmethod
     def parse(cls, values: Mapping[str, Any], where: str) -> Self:
@@ -113,7 +127,7 @@ def override(values: dict[str, Any], assignments: list[str]) -> dict[str, Any]:
             raise InputError(f"{assignment!r} is not key=value; for example training.steps=500")
         try:
             value = yaml.safe_load(text)
-        except yaml.YAMLError:
+        except (yaml.YAMLError, ValueError):
             raise InputError(f"{assignment!r}: {text!r} is not a YAML value; quote it") from None
         values = _assign(values, key.split("."), value, assignment)
     return values

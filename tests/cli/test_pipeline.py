@@ -128,10 +128,11 @@ def test_a_memory_grows_forgets_and_refuses(recipe, tmp_path):
 
 @pytest.mark.slow
 def test_killed_anywhere_it_ends_with_the_same_bytes(recipe, tmp_path):
-    assert spalm("run", recipe, "--out", tmp_path / "whole", "training.steps=60").returncode == 0
+    run = ("run", recipe, "training.steps=60", "evaluation.memory_lengths=[32]", "--out")
+    assert spalm(*run, tmp_path / "whole").returncode == 0
     out, kills = tmp_path / "killed", 0
     for delay in (0.3, 0.6, 1.0, 1.5, 2.0, 3.0, PATIENCE):
-        process = begun("run", recipe, "--out", out, "training.steps=60")
+        process = begun(*run, out)
         try:
             process.wait(delay)
         except subprocess.TimeoutExpired:
@@ -146,13 +147,21 @@ def test_killed_anywhere_it_ends_with_the_same_bytes(recipe, tmp_path):
         assert manifests[0] == manifests[1]
 
 
-def test_stages_one_by_one(recipe, tmp_path):
+def test_stages_one_by_one(recipe, text_folder, tmp_path):
     out = tmp_path / "run"
     assert spalm("corpus", recipe, "--out", out).returncode == 0
     assert spalm("train", recipe, "transformer-xl", "--out", out, "--threads", "1", "--device", "cpu").returncode == 0
     found = spalm("evaluate", recipe, "transformer-xl", "--out", out)
     assert "transformer-xl" in found.stdout
     assert not (out / "transformer").exists()
+    # What is refused changes nothing that is finished.
+    before = sorted(out.rglob("*"))
+    other = ["train", recipe, "transformer-xl", "--out", out, "training.steps=21"]
+    assert "--device nope: torch cannot use it here" in refused(*other, "--device", "nope")
+    assert "out of memory" in refused(*other, "network.feed_forward=1000000000000")
+    (text_folder / "story-1.txt").write_bytes(b"\xff")
+    assert "not UTF-8" in refused("corpus", recipe, "--out", out)
+    assert sorted(out.rglob("*")) == before
 
 
 def test_bad_recipes_and_settings(recipe, tmp_path):

@@ -80,6 +80,7 @@ def test_a_finished_run_is_read(made):
     assert perplexity == pytest.approx(run.result("spalm")["test"], rel=1e-6)
 
 
+@pytest.mark.slow
 def test_commands_read_what_was_made(archive, tmp_path):
     folder = unpacked(archive, tmp_path)
     for part in ("run/memory", "run/spalm", "run/neighbours", "attached/memory"):

@@ -46,8 +46,10 @@ def test_ranks_train_and_the_cluster_searches(cluster, text_folder, tmp_path):
     """A whole run under torchrun: of its ranks, the first alone asks the cluster."""
     (tmp_path / "small.yaml").write_text(SMALL_RECIPE.replace("PATH", str(text_folder)))
     (tmp_path / "command.py").write_text(RANK)
-    run = [tmp_path / "command.py", "run", tmp_path / "small.yaml", "--out", tmp_path / "run", "--device", "cpu"]
-    found = torchrun(2, *run, "--ram", "1G", "--engine", "ray", "--address", cluster.address, RAY_ADDRESS="")
+    small = ("training.steps=10", "evaluation.memory_lengths=[8]")
+    run = [tmp_path / "command.py", "run", tmp_path / "small.yaml", *small, "--out", tmp_path / "run"]
+    where = ("--device", "cpu", "--ram", "1G", "--engine", "ray", "--address", cluster.address)
+    found = torchrun(2, *run, *where, RAY_ADDRESS="")
     assert found.returncode == 0, found.stderr
     assert "on 2 core(s) of 2 machines" in found.stderr
     rows = json.loads((tmp_path / "run" / "results.json").read_text())

@@ -161,12 +161,12 @@ def test_stopped_on_one_engine_it_goes_on_with_the_other(corpus, engine, tmp_pat
 def test_an_index_on_disk_has_the_bytes_of_the_local_engine(corpus, engine, tmp_path, monkeypatch):
     monkeypatch.setattr(on_disk, "_PART", 700)
     memory = remembered(corpus, tmp_path / "memory", LOCAL)
-    settings = IndexSettings("disk", recall=0.9, neighbours=3, seed=1)
+    settings = IndexSettings(kind="disk", recall=0.9, neighbours=3)
     make_searcher(memory, tmp_path / "here", settings, LOCAL)
     make_searcher(memory, tmp_path / "there", settings, engine)
     assert table_bytes(tmp_path / "there") == table_bytes(tmp_path / "here")
     with pytest.raises(InputError, match="--kind faiss: it is made here, in memory; leave out --engine"):
-        make_searcher(memory, tmp_path / "other", IndexSettings("faiss", 0.9, 3, 1), engine)
+        make_searcher(memory, tmp_path / "other", IndexSettings(kind="faiss", recall=0.9, neighbours=3), engine)
 
 
 def test_a_lost_machine_only_repeats_its_parts(corpus, cluster, engine, tmp_path):

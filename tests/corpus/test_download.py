@@ -85,3 +85,16 @@ def test_unknown_names_and_no_network(tmp_path):
         download_corpus("wikitext-104", tmp_path)
     with pytest.raises(InputError, match="cannot reach"):
         download_corpus("x", tmp_path, OfficialArchive("http://127.0.0.1:9/x.zip", "0", ("x",)))
+
+
+def test_an_archive_in_place_is_checked_before_it_is_unpacked(server, tmp_path):
+    place = tmp_path / "corpus" / "corpus.zip"
+    place.parent.mkdir()
+    place.write_bytes(server.content.replace(b"a" * 40, b"x" * 40))
+    with pytest.raises(InputError, match=r"has digest .*; remove .*corpus\.zip to fetch it again"):
+        download_corpus("corpus", tmp_path, official(server, hashlib.sha256(server.content).hexdigest()))
+    assert [path.name for path in place.parent.iterdir()] == ["corpus.zip"]
+    place.write_bytes(server.content)
+    download_corpus("corpus", tmp_path, official(server))
+    assert not server.asked
+    assert (tmp_path / "corpus" / "a.txt").exists()

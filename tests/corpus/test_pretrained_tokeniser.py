@@ -49,6 +49,7 @@ def test_text_comes_back(byte_level, byte_fallback, text):
     assert byte_fallback.decode(ids_of(byte_fallback, text)) == (" " + text if text else "")
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=50)
 @given(text=st.text(st.characters(codec="utf-8")))
 def test_any_text_comes_back(byte_level, text):

@@ -172,6 +172,7 @@ def test_document_start_cuts_files(tmp_path):
     assert names == {f"Title {i}" for i in range(5)}
 
 
+@pytest.mark.slow
 def test_python_stdlib_is_there_and_whole():
     found = source(kind="python-stdlib")
     splits = {split: read(found, split) for split in ("train", "dev", "test")}

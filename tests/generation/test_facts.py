@@ -13,7 +13,9 @@ PROMPT, ANSWER = "Tomas Verrin joined Orvane Rovers from", "Lake Dunmore"
 SETTINGS = AttachSettings.parse(
     {
         "neighbours": 16,
-        "positions": 256,
+        "positions": 128,
+        "memory": "both",
+        "adaptive": {"neighbours": 16, "passes": 1},
         "combiner": "knn-lm",
         "knn": {"lambdas": [0.8], "counts": [4], "temperatures": [20.0]},
     },
@@ -27,7 +29,7 @@ def model(smollm2, tmp_path) -> spalm.Model:
     texts, library = tmp_path / "texts", Path(sysconfig.get_paths()["stdlib"])
     texts.mkdir()
     for name in ("bisect", "cmd", "colorsys", "heapq", "linecache", "queue"):
-        (texts / f"{name}.py").write_text((library / f"{name}.py").read_text()[:600])
+        (texts / f"{name}.py").write_text((library / f"{name}.py").read_text()[:400])
     execution = spalm.Execution(spalm.Hardware("cpu", 1))
     return spalm.attach(smollm2[1], [texts], tmp_path / "attached", set=SETTINGS.as_json(), execution=execution)
 

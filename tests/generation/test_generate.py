@@ -11,6 +11,7 @@ import torch
 
 from spalm.compute import Hardware
 from spalm.corpus import TokenStream
+from spalm.errors import InputError
 from spalm.generation import (
     AnswerRequest,
     Chunk,
@@ -26,9 +27,9 @@ from spalm.generation import (
     generate_tokens,
     load_model,
 )
-from spalm.generation.generate import advance
-from spalm.generation.sampling import pick_token
-from spalm.generation.stop_texts import StopTexts
+from spalm.generation.decoding.generate import advance
+from spalm.generation.decoding.sampling import pick_token, random_generator
+from spalm.generation.decoding.stop_texts import StopTexts
 from spalm.memory import remember
 from spalm.memory.exact import reversed_context
 from spalm.semiparametric import (
@@ -56,7 +57,7 @@ def run_model(finished) -> Model:
     return load_model(finished.directory, Hardware("cpu", 1))
 
 
-@pytest.fixture(params=["model", "run_model"])
+@pytest.fixture(params=["model", pytest.param("run_model", marks=pytest.mark.slow)])
 def any_model(request) -> Model:
     return request.getfixturevalue(request.param)
 
@@ -131,6 +132,20 @@ def test_without_temperature_the_likeliest_is_picked():
     assert {pick_token(PROBABILITIES.log(), Sampling(), torch.Generator()) for _ in range(9)} == {1}
 
 
+@pytest.mark.parametrize("options", [{"temperature": 1e-40}, {"temperature": 1e-320}, {"top_p": 1e-320}, {"top_k": 1}])
+def test_the_smallest_numbers_take_the_likeliest_token(options):
+    sampling = Sampling(**{"temperature": 1.0, **options})
+    assert {pick_token(PROBABILITIES.log(), sampling, torch.Generator()) for _ in range(9)} == {1}
+
+
+@pytest.mark.parametrize("seed", [-(2**63), 2**63 - 1])
+def test_every_seed_of_64_bits_can_be_used(seed):
+    random_generator(Sampling(seed=seed), torch.device("cpu"))
+    with pytest.raises(InputError, match="seed"):
+        Sampling.parse({"seed": seed * 2}, "generate")
+
+
+@pytest.mark.slow
 def test_samples_follow_the_seed(any_model):
     def sample(seed: int | None) -> list[int]:
         sampling = Sampling(max_tokens=20, temperature=1.5, seed=seed)

@@ -20,7 +20,7 @@ from support.commands import refused, spalm
 def run_folder(finished, tmp_path_factory) -> Path:
     folder = shutil.copytree(finished.directory, tmp_path_factory.mktemp("verify") / "run")
     shutil.rmtree(folder / "index", ignore_errors=True)
-    make_searcher(Memory(folder / "memory"), folder / "index", IndexSettings("disk"))
+    make_searcher(Memory(folder / "memory"), folder / "index", IndexSettings(kind="disk"))
     return folder
 
 

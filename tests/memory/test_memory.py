@@ -1,7 +1,6 @@
 """What a memory holds, gives back, refuses and forgets."""
 
 import json
-import multiprocessing
 import os
 import subprocess
 
@@ -13,6 +12,7 @@ from spalm.compute import Execution
 from spalm.errors import InputError
 from spalm.memory import Memory, remember, shards, source_of_text
 from spalm.memory.catalogue import Catalogue
+from support.commands import forks
 from support.stub_memory import WIDTH, StubEncoder, new_memory, random_texts, stream
 
 ENCODER = StubEncoder()
@@ -342,7 +342,8 @@ def test_a_full_disk_is_one_line_and_loses_nothing(tmp_path, texts):
         subprocess.run(["umount", str(disk)], check=True)
 
 
-def _forget_and_compact(directory) -> None:
+def _forget_and_compact(directory, begun) -> None:
+    begun.set()
     for name in [f"text-{number}" for number in range(12)]:
         memory = Memory(directory)
         if any(entry[2] == name for entry in contents(memory).values()):
@@ -354,12 +355,14 @@ def _forget_and_compact(directory) -> None:
 def test_killed_while_forgetting_and_compacting(memory, texts):
     """A real process, really killed, again and again."""
     random = np.random.default_rng(0)
-    context = multiprocessing.get_context("spawn")
+    context = forks()
     wanted, seen = expected(texts), len(texts)
     for attempt in range(30):
-        process = context.Process(target=_forget_and_compact, args=(memory.directory,))
+        begun = context.Event()
+        process = context.Process(target=_forget_and_compact, args=(memory.directory, begun))
         process.start()
-        process.join(1.5 + random.uniform(0, 0.5) if attempt < 8 else None)
+        assert begun.wait(60)
+        process.join(random.uniform(0, 0.3) if attempt < 8 else None)
         process.kill()
         process.join()
         names = {entry[2] for entry in contents(Memory(memory.directory)).values()}
@@ -379,7 +382,7 @@ def _write(directory, texts) -> None:
 @pytest.mark.slow
 def test_reading_goes_on_while_another_process_writes(memory):
     before = contents(memory)
-    writer = multiprocessing.get_context("spawn").Process(target=_write, args=(memory.directory, {"new": [1] * 500}))
+    writer = forks().Process(target=_write, args=(memory.directory, {"new": [1] * 500}))
     writer.start()
     while writer.is_alive():
         assert len(contents(memory)) in (len(before), len(before) + 500)

@@ -59,7 +59,9 @@ def test_exact_matches_find_both_kinds_and_nearest_contexts_only_those_with_keys
         found = memory.exact.current().find(reversed_context(text[:-1]))
         assert found.lengths[0, 0] == len(text) - 1
         assert memory.entries().source(int(found.ids[0, 0, 0])).document == name
-    searcher, _ = make_searcher(memory, memory.directory.parent / "index", IndexSettings("exact", 1.0, 3, seed=1))
+    searcher, _ = make_searcher(
+        memory, memory.directory.parent / "index", IndexSettings(kind="exact", recall=1.0, neighbours=3)
+    )
     ids, _ = searcher.search(np.random.default_rng(1).standard_normal((50, ENCODER.width)).astype(np.float32), 20)
     keyed = memory.entries().with_keys
     assert (keyed.rows(ids[ids != MISSING]) >= 0).all()
@@ -121,4 +123,4 @@ def test_a_memory_without_any_keys_has_no_index(tmp_path, texts):
     memory = new_memory(tmp_path / "memory", ENCODER)
     add(memory, texts["plain"], keys=False)
     with pytest.raises(InputError, match="holds no keys"):
-        make_searcher(memory, tmp_path / "index", IndexSettings("faiss", 0.9, 3, seed=1))
+        make_searcher(memory, tmp_path / "index", IndexSettings(kind="faiss", recall=0.9, neighbours=3))

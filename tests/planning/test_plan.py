@@ -29,7 +29,7 @@ def test_bytes_are_those_of_what_is_made(facts_run, tmp_path):
     assert keys.kept == sum(path.stat().st_size for path in memory.shards.folder.iterdir())
     made = sum((table.directory / f"train.{name}").stat().st_size for name in ("ids", "distances"))
     assert neighbours.kept == made
-    searcher, _ = make_searcher(memory, tmp_path, IndexSettings("disk", 0.9, 2, 1))
+    searcher, _ = make_searcher(memory, tmp_path, IndexSettings(kind="disk", recall=0.9, neighbours=2))
     scanned = searcher.index._partitions.space.width  # these keys are compared whole, plans assume half
     assert index.kept == (tmp_path / "lists").stat().st_size - entries * (scanned - memory.width // 2)
 

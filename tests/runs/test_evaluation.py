@@ -70,6 +70,7 @@ def test_log_probabilities_are_kept_for_every_token(trained, corpus, tmp_path):
         assert in_all_units(log_p, split)["perplexity/token"] == pytest.approx(math.exp(-log_p.astype(float).mean()))
 
 
+@pytest.mark.slow
 def test_lanes_and_blocks_do_not_change_the_in_all_units(trained, corpus, tmp_path, monkeypatch):
     one = evaluated(trained, corpus, tmp_path / "1", lanes=1)
     many = evaluated(trained, corpus, tmp_path / "2", lanes=7)

@@ -10,7 +10,7 @@ from spalm.semiparametric import AdaptiveSettings, Matched, Retrieved
 from spalm.semiparametric.examples import BaseOutputs
 from spalm.semiparametric.matched import LEVELS
 from spalm.semiparametric.mixture.adaptive import AdaptiveMixture
-from spalm.semiparametric.mixture.few_positions import mix
+from spalm.semiparametric.mixture.few_positions import CompiledMixture
 
 VOCABULARY, WIDTH, OCCURRENCES = 40, 8, 6
 
@@ -55,7 +55,7 @@ def test_few_positions_have_the_mixture_of_many(neighbours, levels):
         base = BaseOutputs.of(hidden, log_base, retrieved)
         weights = mixture(base, retrieved)
         expected = mixture.log_probabilities(log_base, retrieved, weights)
-        found, others = mix(mixture, base, log_base, retrieved)
+        found, others = CompiledMixture(mixture)(base, log_base, retrieved)
         torch.testing.assert_close(found, expected, atol=2e-5, rtol=2e-5)
         torch.testing.assert_close(others.log_sources, weights.log_sources, atol=2e-5, rtol=2e-5)
         torch.testing.assert_close(others.neighbours, weights.neighbours, atol=2e-5, rtol=2e-5)

@@ -95,6 +95,7 @@ def test_prompts_of_every_kind(client, model):
     assert complete(client, prompt="nu1")["usage"]["completion_tokens"] == 16
 
 
+@pytest.mark.slow
 def test_chance_can_be_repeated(client):
     asked = {"prompt": PROMPT, "max_tokens": 12, "temperature": 1.0, "seed": 7, "n": 3}
     first, again = (complete(client, **asked)["choices"] for _ in range(2))

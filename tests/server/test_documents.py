@@ -147,12 +147,15 @@ def test_a_memory_that_another_process_writes_is_left_alone_for_now(client, fold
     assert add(client, "one") == 201
 
 
+@pytest.mark.slow
 def test_an_index_takes_in_what_was_added(folder):
     """With an index that can: few entries are searched beside it, and many are put into it."""
     attached = open_attached(folder)
 
     def with_index(model: Model) -> Model:
-        searcher, _ = make_searcher(model.store, folder / "other", IndexSettings("faiss", 0.9, 8, 1))
+        searcher, _ = make_searcher(
+            model.store, folder / "other", IndexSettings(kind="faiss", recall=0.9, neighbours=8)
+        )
         model.models.search = replace(model.search, searcher=searcher)
         return model
 
@@ -191,6 +194,7 @@ def test_explain_tells_what_the_memory_does(client):
     assert "secret" not in {each["document"] for each in after["positions"][0]["neighbours"]}
 
 
+@pytest.mark.slow
 def test_held_out_passages_find_nothing_of_themselves(folder):
     attached = open_attached(folder)
     explorer, test = Explorer(AttachedModels(attached)), attached.corpus.split("test")

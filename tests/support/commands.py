@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from multiprocessing.context import ForkServerContext
 from multiprocessing.forkserver import ensure_running
 from pathlib import Path
 
@@ -65,6 +66,14 @@ SMALL_SETTINGS = [
 """Settings that make the demo small."""
 
 
+def forks() -> ForkServerContext:
+    """Returns the context of multiprocessing whose processes are forks of one that has loaded the libraries."""
+    with pytest.MonkeyPatch.context() as patched:  # in Python 3.11 the process to fork from gets no sys.path
+        patched.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+        ensure_running()
+    return _FORKS
+
+
 class Fork:
     """A function that is called in a fork as its main program; its names and results are those of `subprocess`."""
 
@@ -73,11 +82,8 @@ class Fork:
         self.args = [*map(str, arguments)]
         self._printed = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
         self._out, self._errors = Path(self._printed.name, "out"), Path(self._printed.name, "errors")
-        with pytest.MonkeyPatch.context() as patched:  # in Python 3.11 the process to fork from gets no sys.path
-            patched.setenv("PYTHONPATH", os.pathsep.join(sys.path))
-            ensure_running()
         about = (main, self.args, (self._out, self._errors), cwd or Path.cwd(), variables)
-        self._process = _FORKS.Process(target=_fork, args=about)
+        self._process = forks().Process(target=_fork, args=about)
         self._process.start()
         self.pid = self._process.pid
 

@@ -29,11 +29,11 @@ def write_texts(folder: Path, documents: int = 24) -> None:
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
-def write_documents(folder: Path) -> None:
-    """The same kind of text for a pretrained model: thirty files."""
+def write_documents(folder: Path, documents: int = 30) -> None:
+    """Writes the same kind of text for a pretrained model, a number of files."""
     random = np.random.default_rng(0)
     facts = random.integers(2, len(NAMES), (200, 3))
-    for number in range(30):
+    for number in range(documents):
         (folder / f"doc{number}.txt").write_text(_text(random, facts, 40))
 
 

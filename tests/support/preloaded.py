@@ -6,7 +6,9 @@ import scipy.stats  # noqa: F401
 import torch._dynamo  # noqa: F401
 from numba.core.registry import cpu_target
 
-import spalm.cli  # noqa: F401
+import spalm.api  # noqa: F401
+import spalm.cli.verbs  # noqa: F401
+import spalm.planning  # noqa: F401
 import spalm.server  # noqa: F401
 
 with suppress(ImportError):

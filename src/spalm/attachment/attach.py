@@ -34,6 +34,7 @@ from spalm.errors import InputError
 from spalm.files import read_json, write_json
 from spalm.lm.pretrained import PretrainedFolder, locate_pretrained
 from spalm.memory import Encoder, Memory, MemorySettings, open_memory, remember, source_of_split, source_of_text
+from spalm.paths import resolved_path, user_path
 from spalm.runs import HELD_OUT
 from spalm.runs.checks import exclusion_notice, resolve_exclusion
 from spalm.semiparametric import MemorySearch, Search, open_search
@@ -59,10 +60,10 @@ def attach(model: str, texts: list[Path], directory: Path, settings: AttachSetti
     corpus = build_corpus(_corpus_settings(settings, texts, folder), directory / "corpus", restart=execution.restart)
     settings = choose_memory(settings, base, corpus, directory)
     remembered = _remember_training(base, corpus, directory / "memory", settings, execution)
-    _fit_and_measure(base, corpus, remembered, settings, directory=directory, execution=execution)
-    for split in HELD_OUT:
+    for split in HELD_OUT:  # what is learned and measured finds nothing of them
         source = source_of_split(corpus, split)
         remember(remembered.memory, remembered.encoder, corpus.split(split), source, execution=execution)
+    _fit_and_measure(base, corpus, remembered, settings, directory=directory, execution=execution)
     description = {"source": Path(model).name, "model": _location(folder, directory), "digest": base.digest}
     description |= {"revision": folder.revision} if folder.revision else {}
     beside = [name for name in (CHOICE_FILE, HUB_FILE) if (directory / name).exists()]
@@ -92,14 +93,14 @@ def _locate(model: str, directory: Path) -> PretrainedFolder:
 def _refuse_missing_texts(texts: list[Path], settings: AttachSettings) -> None:
     """Raises an error if a file or folder of text does not exist, before the model is opened."""
     for path in [*texts, *map(Path, settings.library), *([Path(settings.like)] if settings.like else [])]:
-        if not path.expanduser().exists():
+        if not user_path(path).exists():
             raise InputError(f"there is no {path}; give files or folders of text")
 
 
 def _corpus_settings(settings: AttachSettings, texts: list[Path], folder: PretrainedFolder) -> CorpusSettings:
     source = TextFiles(
         kind="text",
-        path=[str(path.expanduser().resolve()) for path in texts],
+        path=[str(resolved_path(path)) for path in texts],
         dev_share=settings.dev_share,
         test_share=settings.test_share,
         document_start=settings.document_start,
@@ -149,7 +150,7 @@ def _remember_library(
 
     Its documents get no keys, unless the settings ask for more of them than there are training positions.
     """
-    paths = [Path(path).expanduser().resolve() for path in settings.library]
+    paths = [resolved_path(path) for path in settings.library]
     files = TextFiles(kind="text", path=[str(path) for path in paths]).files()
     content = [(name, digest_of_file(path)) for name, path in files]
     source = {"library": digest_of_json([content, settings.document_start]), "corpus": corpus.digest}

@@ -16,6 +16,7 @@ from spalm.console import say
 from spalm.corpus import Corpus, TokenStream, tokenise_files
 from spalm.errors import InputError
 from spalm.files import read_json, write_json
+from spalm.runs import HELD_OUT
 from spalm.settings import differences
 
 CHOICE_FILE = "memory-choice.json"
@@ -88,20 +89,29 @@ def choose_memory(settings: AttachSettings, base: PretrainedBase, corpus: Corpus
         if changed := differences(begun, asked):
             raise InputError(f"{directory} was begun with another memory ({changed[0]}); give another --out")
         return settings.model_copy(update=begun)
-    speed = None
+    speed = _tokens_per_second(base, corpus.split("train"))
     if settings.memory == "auto":
-        speed = _tokens_per_second(base, corpus.split("train")) if settings.keys is None else None
-        keys = settings.keys if speed is None else _affordable_keys(len(corpus.split("train")), speed)
+        keys = settings.keys or _affordable_keys(len(corpus.split("train")), speed)
         settings = settings.model_copy(update={"memory": "both", "keys": keys})
+    tokens = _tokens_to_read(settings, corpus)
+    say(f"the model reads {tokens:,} tokens: about {_duration(tokens / speed)} at {speed:,.0f} tokens/s")
     chosen = {name: getattr(settings, name) for name in _CHOICES}
     write_json(path, {"corpus": corpus.digest, **chosen, "tokens_per_second": speed})
     return settings
 
 
+def _tokens_to_read(settings: AttachSettings, corpus: Corpus) -> int:
+    """Returns about how many tokens the model reads: for keys, to learn the combiner from, and to measure it on."""
+    train, held_out = len(corpus.split("train")), [len(corpus.split(split)) for split in HELD_OUT]
+    if settings.memory == "exact":
+        return min(train, settings.positions) + sum(min(count, settings.held_out) for count in held_out)
+    keys = train if settings.keys is None else settings.keys
+    return keys + sum(held_out if keys >= train else [min(count, settings.held_out) for count in held_out])
+
+
 def _affordable_keys(tokens: int, speed: float) -> int | None:
-    """Returns how many keys are made at this speed, None for all, and says so."""
+    """Returns how many keys are made at this speed, None for all, and says so if it is not all."""
     if tokens <= _ALL_WITHIN * speed:
-        say(f"keys of {tokens:,} tokens: about {_duration(tokens / speed)} at {speed:,.0f} tokens/s")
         return None
     keys = int(_SOME_WITHIN * speed)
     say(

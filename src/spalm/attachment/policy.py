@@ -11,7 +11,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from spalm.semiparametric.fit_network import fit_network
-from spalm.settings import Settings
+from spalm.settings import Seed, Settings
 
 _LEAST, _MOST = -2.0, 4.0
 """Bounds in nats between which gains are clamped: beyond them the exact value does not matter."""
@@ -35,7 +35,7 @@ class PolicySettings(Settings):
     """Decoupled weight decay."""
     dropout: float = Field(default=0.2, ge=0, lt=1)
     """Dropout rate on the hidden state."""
-    seed: int = Field(default=1, ge=0)
+    seed: Seed = 1
     """Seed of the parameters and of the order of the positions."""
 
 

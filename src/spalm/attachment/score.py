@@ -32,8 +32,6 @@ def score_files(attached: Attached, paths: list[Path]) -> dict[str, Any]:
     kept.
     """
     text = tokenise_files(paths, attached.corpus.tokeniser)
-    if not len(text):
-        raise InputError(f"{paths[0]} holds no text to score")
     _refuse_remembered(attached, text)
     examples = examples_from_text(attached.base, attached.memory_search, text)
     found = {"tokens": len(text), "documents": len(text.names), "static": _static(attached, examples)}

@@ -7,7 +7,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 from spalm.attachment.fitting.gate_training import GateTrainingSettings
 from spalm.attachment.policy import PolicySettings
 from spalm.semiparametric import AdaptiveSettings, GateSettings, KnnSettings
-from spalm.settings import Settings
+from spalm.settings import Seed, Settings
 
 
 class AttachSettings(Settings):
@@ -56,7 +56,7 @@ class AttachSettings(Settings):
     """The policy that decides where to search."""
     cache: int = Field(default=2000, gt=0)
     """Number of preceding positions that the continuous cache, a dynamic mode, searches."""
-    seed: int = Field(default=1, ge=0)
+    seed: Seed = 1
     """Seed of the random samples."""
 
     @model_validator(mode="after")

@@ -1,34 +1,48 @@
 """Verbs that use a model with a memory: attach one to a pretrained model, generate, score, serve."""
 
 import json
-import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
-from rich.console import Console
 
-from spalm.api import attach_and_export, load
-from spalm.attachment import Attached, AttachSettings, print_attached, score_files
-from spalm.cli.options import PORT, Address, Backend, Device, Host, OnEngine, Port, Restart, Threads, app, path_for
-from spalm.compute import Execution, Hardware, open_engine
-from spalm.console import say
+from spalm.choices import LEAST_SPAN
+from spalm.cli.application import app
+from spalm.cli.options import (
+    LARGEST,
+    PORT,
+    Address,
+    Backend,
+    Device,
+    Host,
+    OnEngine,
+    Port,
+    Restart,
+    Threads,
+    given_path,
+    path_for,
+)
+from spalm.cli.streams import read_standard_input
+from spalm.console import Console, print_json, print_text, say
 from spalm.errors import InputError
-from spalm.generation import Sampling, SamplingOptions, citation_lines, open_traceable, print_spans, text_of_file
-from spalm.memory.exact import LEAST
-from spalm.planning import parse_count
-from spalm.settings import read_settings
 
-ModelArgument = Annotated[Path, typer.Argument(metavar="DIR", help="What `spalm attach` made, or a finished run.")]
+if TYPE_CHECKING:
+    from spalm.generation import SamplingOptions
+
+ModelArgument = Annotated[
+    Path, typer.Argument(parser=given_path, metavar="DIR", help="What `spalm attach` made, or a finished run.")
+]
 RowOption = Annotated[str | None, typer.Option(help="Which model of a finished run; default: the last of its table.")]
 
 
 @app.command(name="attach")
 def attach_(
     model: Annotated[str, typer.Argument(help="Folder of a causal LM, its name on the hub, or a .gguf file.")],
-    texts: Annotated[list[Path], typer.Argument(metavar="TEXT...", help="Files and folders of text.")],
-    out: Annotated[Path, typer.Option(help="Folder to make.")],
+    texts: Annotated[
+        list[Path], typer.Argument(parser=given_path, metavar="TEXT...", help="Files and folders of text.")
+    ],
+    out: Annotated[Path, typer.Option(parser=given_path, help="Folder to make.")],
     memory: Annotated[
         Literal["auto", "both", "exact"],
         typer.Option(help="memory=: nearest contexts and exact matches, or exact matches alone, which need no keys."),
@@ -37,11 +51,14 @@ def attach_(
         str | None, typer.Option(metavar="N", help="keys=: how many positions get keys at most, such as 200k.")
     ] = None,
     like: Annotated[
-        Path | None, typer.Option(help="like=: the documents most like this text get keys; default: the last ones.")
+        Path | None,
+        typer.Option(
+            parser=given_path, help="like=: the documents most like this text get keys; default: the last ones."
+        ),
     ] = None,
     library: Annotated[
         list[Path] | None,
-        typer.Option(help="library=: more text, for exact matches; may be repeated."),
+        typer.Option(parser=given_path, help="library=: more text, for exact matches; may be repeated."),
     ] = None,
     search: Annotated[
         float | None, typer.Option(help="search=: share of the positions to search, such as 0.3.")
@@ -56,6 +73,12 @@ def attach_(
     restart: Restart = False,
 ) -> None:
     """Give a pretrained model a memory of your texts: only a small combiner is trained."""
+    from spalm.api import attach_and_export
+    from spalm.attachment import AttachSettings, print_attached
+    from spalm.compute import Execution, Hardware, open_engine
+    from spalm.planning import parse_count
+    from spalm.settings import read_settings
+
     number = None if keys is None else int(parse_count(keys, "--keys"))
     more = json.dumps([str(path) for path in library]) if library else None
     options = {"memory": memory, "keys": number, "like": like, "library": more, "search": search}
@@ -71,22 +94,26 @@ def attach_(
 
 @app.command()
 def score(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="What `spalm attach` made.")],
+    directory: Annotated[Path, typer.Argument(parser=given_path, metavar="DIR", help="What `spalm attach` made.")],
     texts: Annotated[
-        list[Path], typer.Argument(metavar="TEXT...", help="Files and folders that the memory does not hold.")
+        list[Path],
+        typer.Argument(parser=given_path, metavar="TEXT...", help="Files and folders that the memory does not hold."),
     ],
     device: Device = "auto",
     threads: Threads = None,
 ) -> None:
     """Perplexity of texts, with the memory as it is (static) and with the texts' own past searched too (dynamic)."""
-    typer.echo(json.dumps(score_files(Attached(directory, Hardware(device, threads)), texts), indent=2))
+    from spalm.attachment import Attached, score_files
+    from spalm.compute import Hardware
+
+    print_json(score_files(Attached(directory, Hardware(device, threads)), texts))
 
 
 @app.command()
 def generate(
     directory: ModelArgument,
     prompt: Annotated[str, typer.Argument(help="The text to continue; - reads it from standard input.")],
-    max_tokens: Annotated[int, typer.Option(help="Highest number of tokens to generate.", min=1)] = 64,
+    max_tokens: Annotated[int, typer.Option(help="Highest number of tokens to generate.", min=1, max=LARGEST)] = 64,
     temperature: Annotated[float, typer.Option(help="0: always the likeliest token.", min=0)] = 0.0,
     top_p: Annotated[float, typer.Option(help="Sample from the likeliest tokens of this total probability.")] = 1.0,
     top_k: Annotated[int, typer.Option(help="Sample from this many of the likeliest tokens; 0: all.", min=0)] = 0,
@@ -100,6 +127,10 @@ def generate(
     backend: Backend = "torch",
 ) -> None:
     """Continue a text, token by token."""
+    from spalm.api import load
+    from spalm.compute import Execution, Hardware
+    from spalm.generation import Sampling, citation_lines
+
     options: SamplingOptions = {
         "max_tokens": max_tokens,
         "temperature": temperature,
@@ -109,13 +140,13 @@ def generate(
         "seed": seed,
     }
     Sampling.parse(options, "generate")  # refuses wrong options before anything is loaded
-    text = sys.stdin.read() if prompt == "-" else prompt
+    text = read_standard_input() if prompt == "-" else prompt
     opened = load(directory, model, execution=Execution(Hardware(device, threads, backend=backend)))
     answer, citations = "", None
     for chunk in opened.stream(text, memory=memory, cite=cite, **options):
-        print(chunk.text, end="", flush=True)
+        print_text(chunk.text)
         answer, citations = answer + chunk.text, chunk.citations
-    print()
+    print_text("\n")
     for line in citation_lines(answer, citations or []) if cite else []:
         say(line)
 
@@ -123,20 +154,27 @@ def generate(
 @app.command(name="trace")
 def trace_(
     directory: Annotated[
-        Path, typer.Argument(metavar="DIR", help="What `spalm attach` made, a run, or the memory of one of them.")
+        Path,
+        typer.Argument(
+            parser=given_path, metavar="DIR", help="What `spalm attach` made, a run, or the memory of one of them."
+        ),
     ],
     text: Annotated[str | None, typer.Argument(help="The text to trace; - reads it from standard input.")] = None,
-    file: Annotated[Path | None, typer.Option(help="File to trace, instead of a text.")] = None,
-    least: Annotated[int, typer.Option(help="Number of tokens of the shortest span to report.", min=1)] = LEAST,
+    file: Annotated[Path | None, typer.Option(parser=given_path, help="File to trace, instead of a text.")] = None,
+    least: Annotated[
+        int, typer.Option(help="Number of tokens of the shortest span to report.", min=1, max=LARGEST)
+    ] = LEAST_SPAN,
     as_json: Annotated[bool, typer.Option("--json", help="Print the spans as JSON.")] = False,
 ) -> None:
     """Find the spans of a text that stand word for word in the memory, with their documents, longest first."""
+    from spalm.generation import open_traceable, print_spans, text_of_file
+
     if (text is None) == (file is None):
         raise InputError("give either a text or --file FILE")
-    given = text_of_file(file) if file is not None else sys.stdin.read() if text == "-" else text or ""
+    given = text_of_file(file) if file is not None else read_standard_input() if text == "-" else text or ""
     found = open_traceable(directory).trace(given, least=least)
     if as_json:
-        typer.echo(json.dumps([asdict(span) for span in found], indent=2, ensure_ascii=False))
+        print_json([asdict(span) for span in found])
     else:
         print_spans(given, found, Console())
 
@@ -149,6 +187,9 @@ def serve_(
     key: Annotated[
         str | None, typer.Option(envvar="SPALM_KEY", help="Key that clients must send: Authorization: Bearer KEY.")
     ] = None,
+    slots: Annotated[
+        int | None, typer.Option(help="Number of answers that are generated side by side; default: 4.", min=1)
+    ] = None,
     limits: Annotated[
         list[str] | None, typer.Option("--limit", metavar="KEY=VALUE", help="A limit; see `spalm settings serve`.")
     ] = None,
@@ -158,8 +199,11 @@ def serve_(
     backend: Backend = "torch",
 ) -> None:
     """Serve a model with a memory: OpenAI-style completions, documents to add and delete, the explorer's page."""
-    from spalm.server import Limits, allowed_hosts, make_server, serve  # not needed by other verbs
+    from spalm.api import load
+    from spalm.compute import Execution, Hardware
+    from spalm.server import Limits, allowed_hosts, make_server, serve
+    from spalm.settings import read_settings
 
-    chosen = read_settings(Limits, limits or [])
+    chosen = read_settings(Limits, [*(limits or []), *([] if slots is None else [f"slots={slots}"])])
     opened = load(directory, model, execution=Execution(Hardware(device, threads, backend=backend)))
     serve(make_server(opened, limits=chosen, key=key, hosts=allowed_hosts(host)), host, port, "the server")

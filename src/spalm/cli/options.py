@@ -1,59 +1,54 @@
-"""Arguments and options that several verbs share, and the application that they belong to."""
+"""Arguments and options that several verbs share, and what they stand for."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, get_args
 
 import typer
 
-import spalm
-from spalm.compute import EngineName
-from spalm.memory import Memory, is_memory
-from spalm.runs import NETWORKS, ROWS, NetworkName, RowName
+from spalm.choices import BackendName, EngineName, NetworkName, RowName
 
-app = typer.Typer(
-    help="Language models with a short-term and a long-term memory.",
-    add_completion=False,
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
+if TYPE_CHECKING:
+    from spalm.memory import Memory
+
+LARGEST = 2**31 - 1
+"""Highest number that options for counts take."""
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
-        typer.echo(f"spalm {spalm.__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def _main(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
-    ] = False,
-) -> None:
-    """Language models with a short-term and a long-term memory."""
+def given_path(value: Path | str) -> Path:
+    """Returns the path that was given; an empty one, often a variable that is not set, is not the current folder."""
+    if not str(value):
+        raise typer.BadParameter("the path is empty; give . for the current folder")
+    return Path(value)
 
 
 RecipeArgument = Annotated[str, typer.Argument(help="Name of a recipe, or the path of a .yaml file.")]
 MemoryArgument = Annotated[
-    Path, typer.Argument(metavar="MEMORY", help="Folder of a memory, of a run, or of a model with a memory.")
+    Path,
+    typer.Argument(
+        parser=given_path, metavar="MEMORY", help="Folder of a memory, of a run, or of a model with a memory."
+    ),
 ]
-RunArgument = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a finished run.")]
-NetworkArgument = Annotated[NetworkName, typer.Argument(metavar="MODEL", help=f"One of {', '.join(NETWORKS)}.")]
-RowArgument = Annotated[RowName, typer.Argument(help=f"One of {', '.join(ROWS)}.")]
+RunArgument = Annotated[Path, typer.Argument(parser=given_path, metavar="DIR", help="Folder of a finished run.")]
+NetworkArgument = Annotated[
+    NetworkName, typer.Argument(metavar="MODEL", help=f"One of {', '.join(get_args(NetworkName))}.")
+]
+RowArgument = Annotated[RowName, typer.Argument(help=f"One of {', '.join(get_args(RowName))}.")]
 Assignments = Annotated[
     list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings laid over the recipe.")
 ]
-Out = Annotated[Path, typer.Option(help="Folder of the run; each stage is a folder below it.")]
+Out = Annotated[Path, typer.Option(parser=given_path, help="Folder of the run; each stage is a folder below it.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")]
 Backend = Annotated[
-    Literal["torch", "llama"],
+    BackendName,
     typer.Option(help="What runs a pretrained model: torch, or llama.cpp if it came as a GGUF file."),
 ]
 Threads = Annotated[
     int | None,
     typer.Option(
+        min=1,
+        max=1024,
         help="CPU threads; default: all cores, in training divided among torchrun's ranks. With --engine ray: cores of "
-        "each task that makes keys; default: those of the smallest machine."
+        "each task that makes keys; default: those of the smallest machine.",
     ),
 ]
 Bf16 = Annotated[bool, typer.Option("--bf16", help="training.bf16=true evaluation.bf16=true, for GPUs.")]
@@ -85,11 +80,15 @@ PORT = 8765
 
 def holds_memory(directory: Path) -> bool:
     """Returns whether a folder is a memory or has one inside."""
+    from spalm.memory import is_memory
+
     return is_memory(directory) or is_memory(directory / "memory")
 
 
-def memory_at(directory: Path) -> Memory:
+def memory_at(directory: Path) -> "Memory":
     """Opens the memory at a folder, or the one inside it."""
+    from spalm.memory import Memory, is_memory
+
     inside = directory / "memory"
     return Memory(inside if is_memory(inside) else directory)
 

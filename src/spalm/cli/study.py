@@ -1,18 +1,17 @@
 """Verbs that show something: analyses, report, explorer, plans, settings, artifacts."""
 
-import json
 import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.padding import Padding
 
-from spalm.artifact import Artifact
-from spalm.attachment import AttachSettings
+from spalm.choices import ANALYSES, HeldOut, RowName
+from spalm.cli.application import app
 from spalm.cli.options import (
+    LARGEST,
     PORT,
     Assignments,
     Device,
@@ -21,20 +20,12 @@ from spalm.cli.options import (
     RecipeArgument,
     RunArgument,
     Threads,
-    app,
+    given_path,
     holds_memory,
     memory_at,
 )
-from spalm.compute import Execution, Hardware, machine_ram, parse_size
-from spalm.console import say
+from spalm.console import Console, print_fields, print_json, say
 from spalm.errors import InputError
-from spalm.files import own_folder
-from spalm.generation import RunModels
-from spalm.memory import describe_memory
-from spalm.planning import Cluster, PlannedMemory, parse_count, plan_memory, print_plan
-from spalm.runs import FinishedRun, HeldOut, Recipe, RowName, read_recipe
-from spalm.settings import describe_settings
-from spalm.study import ANALYSES, COUNTS, available_analyses, make_request, run_analyses, vary_neighbours, write_report
 
 
 @app.command(name="study")
@@ -44,16 +35,22 @@ def study_(
         list[str] | None, typer.Argument(metavar="[NAME]...", help=f"Some of {', '.join(ANALYSES)}; default: all.")
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Folder for JSON, CSV, PNG and SVG; default: DIR/study/SPLIT.")
+        Path | None,
+        typer.Option(parser=given_path, help="Folder for JSON, CSV, PNG and SVG; default: DIR/study/SPLIT."),
     ] = None,
     split: Annotated[HeldOut, typer.Option(help="dev or test.")] = "test",
     model: Annotated[RowName, typer.Option(help="Model whose gains over transformer-xl `outputs` counts.")] = "spalm",
     first: Annotated[
-        int | None, typer.Option(help="First token of the passage to show; default: where memory helped most.", min=0)
+        int | None,
+        typer.Option(help="First token of the passage to show; default: where memory helped most.", min=0, max=LARGEST),
     ] = None,
     length: Annotated[int | None, typer.Option(help="Number of tokens of the passage.", min=1, max=400)] = None,
 ) -> None:
     """Analyse a finished run: a table, its data, and a picture for each analysis."""
+    from spalm.files import own_folder
+    from spalm.runs import FinishedRun
+    from spalm.study import available_analyses, make_request, run_analyses
+
     run = FinishedRun(directory)
     where = out or own_folder(directory, "study", split)
     request = make_request(run, split, model, first=first, length=length)
@@ -65,13 +62,17 @@ def study_(
 def vary_(
     directory: RunArgument,
     counts: Annotated[
-        list[int] | None, typer.Option("--count", help="Number of neighbours; may be repeated.", min=0)
+        list[int] | None, typer.Option("--count", help="Number of neighbours; may be repeated.", min=0, max=LARGEST)
     ] = None,
     retrain: Annotated[bool, typer.Option("--retrain", help="Train again with each; else vary at test only.")] = False,
     device: Device = "auto",
     threads: Threads = None,
 ) -> None:
     """Score dev and test with other numbers of neighbours, for `spalm study DIR neighbours`."""
+    from spalm.compute import Execution, Hardware
+    from spalm.runs import FinishedRun
+    from spalm.study import COUNTS, vary_neighbours
+
     execution = Execution(Hardware(device, threads))
     vary_neighbours(FinishedRun(directory), tuple(counts or COUNTS), execution, retrain=retrain)
 
@@ -81,8 +82,10 @@ def plan_(
     recipe: RecipeArgument,
     tokens: Annotated[str, typer.Option(help="Number of tokens to remember, such as 103M, 852M or 1T.")],
     settings: Assignments = None,
-    machines: Annotated[int, typer.Option(help="Number of machines of the cluster.", min=1)] = 1,
-    cores: Annotated[int | None, typer.Option(help="Cores of a machine; default: this one's.", min=1)] = None,
+    machines: Annotated[int, typer.Option(help="Number of machines of the cluster.", min=1, max=LARGEST)] = 1,
+    cores: Annotated[
+        int | None, typer.Option(help="Cores of a machine; default: this one's.", min=1, max=LARGEST)
+    ] = None,
     ram: Annotated[str | None, typer.Option(help="RAM of a machine, such as 256G; default: this one's.")] = None,
     storage: Annotated[
         str,
@@ -93,19 +96,28 @@ def plan_(
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
 ) -> None:
     """Plan the cost of a memory before it is made: core-hours, RAM, disk, network, and what breaks first."""
+    from spalm.compute import machine_ram, parse_size
+    from spalm.planning import Cluster, PlannedMemory, parse_count, plan_memory, print_plan
+    from spalm.runs import read_recipe
+
     memory = PlannedMemory.of(read_recipe(recipe, settings or []), parse_count(tokens))
     size = machine_ram() if ram is None else parse_size(ram)
     cluster = Cluster(machines, cores or os.cpu_count() or 1, size, parse_size(storage, "--storage"))
     planned = plan_memory(memory, cluster)
-    typer.echo(json.dumps(planned, indent=2)) if as_json else print_plan(planned, Console())
+    print_json(planned) if as_json else print_plan(planned, Console())
 
 
 @app.command()
 def report(
     directory: RunArgument,
-    out: Annotated[Path | None, typer.Option(help="Folder for the page; default: DIR/report.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(parser=given_path, help="Folder for the page; default: DIR/report.")
+    ] = None,
 ) -> None:
     """Write a finished run as one HTML page that needs nothing else: results, figures, passages, settings."""
+    from spalm.runs import FinishedRun
+    from spalm.study import write_report
+
     say(f"open {write_report(FinishedRun(directory), out).resolve().as_uri()}")
 
 
@@ -118,7 +130,10 @@ def explore(
     threads: Threads = None,
 ) -> None:
     """Look into the memory of a finished run in the browser: any text, token by token, with its neighbours."""
-    from spalm.server import allowed_hosts, make_explorer_server, serve  # not needed by any other verb
+    from spalm.compute import Hardware
+    from spalm.generation import RunModels
+    from spalm.runs import FinishedRun
+    from spalm.server import allowed_hosts, make_explorer_server, serve
 
     models = RunModels(FinishedRun(directory), Hardware(device, threads))
     serve(make_explorer_server(models, allowed_hosts(host)), host, port, "the explorer")
@@ -131,7 +146,10 @@ def settings(
     ] = "",
 ) -> None:
     """List the settings of a recipe, of `attach` (for --set) or of `serve` (for --limit)."""
+    from spalm.attachment import AttachSettings
+    from spalm.runs import Recipe
     from spalm.server import Limits
+    from spalm.settings import describe_settings
 
     verbs = {"attach": AttachSettings, "serve": Limits}
     listed = list(describe_settings(verbs.get(which, Recipe)))
@@ -148,21 +166,24 @@ def settings(
 
 @app.command()
 def show(
-    directory: Annotated[Path, typer.Argument(help="A memory, or a finished stage.")],
+    directory: Annotated[Path, typer.Argument(parser=given_path, help="A memory, or a finished stage.")],
     documents: Annotated[bool, typer.Option("--documents", help="List the documents of a memory.")] = False,
     versions: Annotated[bool, typer.Option("--versions", help="List the changes of a memory.")] = False,
 ) -> None:
     """Print the manifest of a finished stage, or a summary of a memory."""
+    from spalm.artifact import Artifact
+    from spalm.memory import describe_memory
+
     if not holds_memory(directory):
-        typer.echo(json.dumps(Artifact(directory).manifest, indent=2, ensure_ascii=False))
+        print_json(Artifact(directory).manifest)
         return
     memory = memory_at(directory)
     if documents:
         held = memory.entries().live_documents
         for name, first, count in zip(held.names, held.first_ids, held.entries):
-            typer.echo(f"{first}\t{count}\t{name}")
+            print_fields(first, count, name)
     elif versions:
         for version in memory.versions():
-            typer.echo(f"{version.version}\t{version.at}\t{version.what}")
+            print_fields(version.version, version.at, version.what)
     else:
-        typer.echo(json.dumps(describe_memory(memory), indent=2, ensure_ascii=False))
+        print_json(describe_memory(memory))

@@ -1,10 +1,12 @@
 """Execution: how and where work runs, as one object that is passed from the command line to every stage."""
 
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 
 from spalm.compute.engine import Engine
 from spalm.compute.hardware import Hardware
 from spalm.compute.local_engine import LocalEngine
+from spalm.errors import InputError
 
 
 @dataclass(frozen=True)
@@ -21,6 +23,12 @@ class Execution:
     """Whether unfinished stages begin again from nothing."""
     tensorboard: bool = False
     """Whether training also logs to TensorBoard."""
+
+    def __post_init__(self) -> None:
+        """Refuses what cannot be used here before any stage is touched."""
+        self.hardware.refuse_unless_usable()
+        if self.tensorboard and find_spec("tensorboard") is None:
+            raise InputError("--tensorboard needs the extra: pip install 'spalm[tensorboard]'")
 
     @property
     def engine(self) -> Engine:

@@ -2,10 +2,10 @@
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 
+from spalm.choices import BackendName
 from spalm.compute.ram import keep_freed_memory
 from spalm.compute.ranks import SINGLE_RANK, Ranks
 from spalm.compute.threads import available_cores
@@ -26,7 +26,7 @@ class Hardware:
     """Whether the parameters are sharded among the ranks (FSDP2) instead of copied to each (DDP)."""
     ranks: Ranks = SINGLE_RANK
     """This process among those that torchrun has started."""
-    backend: Literal["torch", "llama"] = "torch"
+    backend: BackendName = "torch"
     """What runs a pretrained model while text is generated: torch, or llama.cpp for one that came as a GGUF file."""
 
     def __reduce__(self) -> tuple:
@@ -42,12 +42,20 @@ class Hardware:
         if self.fsdp and not self.ranks.distributed:
             raise InputError("--fsdp divides a model among ranks; start several with torchrun --nproc-per-node")
 
+    def refuse_unless_usable(self) -> None:
+        """Raises an error for a device or a number of threads that cannot be used, before anything is begun with it."""
+        if self.threads is not None and self.threads < 1:
+            raise InputError(f"--threads {self.threads}: give 1 or more")
+        if not _is_usable(self._device_name):
+            raise InputError(f"--device {self.device}: torch cannot use it here; this machine has {best_device()}")
+
     def prepare(self, *, all_ranks: bool = False) -> torch.device:
         """Returns the device, with threads and allocator set for it.
 
         `all_ranks`: the ranks of this machine compute at the same time and divide its cores among them.
         """
         self.refuse_fsdp_on_one_rank()
+        self.refuse_unless_usable()
         name = self._device_name
         if self.ranks.distributed:
             if name == "mps":
@@ -60,8 +68,6 @@ class Hardware:
         except (RuntimeError, AssertionError):
             raise InputError(f"--device {name}: torch cannot use it here; this machine has {best_device()}") from None
         if self.threads is not None:
-            if self.threads < 1:
-                raise InputError(f"--threads {self.threads}: give 1 or more")
             torch.set_num_threads(self.threads)
         if device.type == "cpu":
             keep_freed_memory()
@@ -76,6 +82,17 @@ def autocast(device: torch.device, *, bf16: bool) -> AbstractContextManager:
     Probabilities stay in single precision.
     """
     return torch.autocast(device.type, torch.bfloat16) if bf16 else nullcontext()
+
+
+def _is_usable(name: str) -> bool:
+    """Returns whether torch can compute on a device. No GPU is touched: which one a rank gets is not known yet."""
+    try:
+        device = torch.device(name)
+        if device.type == "cuda":
+            return torch.cuda.is_available() and (device.index or 0) < torch.cuda.device_count()
+        return device.type != "meta" and torch.empty(1, device=device).numel() == 1
+    except (RuntimeError, AssertionError):
+        return False
 
 
 def best_device() -> str:

@@ -2,13 +2,11 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Literal
 
+from spalm.choices import EngineName
 from spalm.compute.engine import Engine
 from spalm.compute.local_engine import LocalEngine
 from spalm.errors import InputError
-
-EngineName = Literal["local", "ray"]
 
 
 @contextmanager

@@ -7,16 +7,18 @@ import sys
 
 from spalm.errors import InputError
 
+_MOST = 1e18
+"""Highest number of bytes: sizes are held in 64 bits."""
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
 def parse_size(text: str, option: str = "--ram") -> int:
     """Returns the bytes that a text like 4G, 512M or 1.5T stands for."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([KMGT]?)i?B?", text.strip(), re.IGNORECASE)
-    size = int(float(found[1]) * _UNITS[found[2].upper()]) if found else 0
-    if not size:
+    size = float(found[1]) * _UNITS[found[2].upper()] if found else 0
+    if not 1 <= size <= _MOST:
         raise InputError(f"{option} {text}: not a size; give something like 4G or 800M")
-    return size
+    return int(size)
 
 
 def machine_ram() -> int:

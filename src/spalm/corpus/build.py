@@ -25,6 +25,7 @@ from spalm.corpus.tokens import CORPUS_KIND, CORPUS_VERSION, Corpus, TokenStream
 from spalm.digests import digest_of_file, digest_of_json
 from spalm.errors import InputError
 from spalm.files import read_json, write_atomically, write_json
+from spalm.paths import resolved_path
 from spalm.settings import Settings
 
 _BATCH_BYTES = 4 * PIECE_BYTES
@@ -82,20 +83,27 @@ def tokenise_files(paths: list[Path], tokeniser: Tokeniser, document_start: str 
 
     `document_start` is a regular expression for a line that begins a new document in a file.
     """
-    places = [str(path.expanduser().resolve()) for path in paths]
+    places = [str(resolved_path(path)) for path in paths]
     source = TextFiles(kind="text", path=places, document_start=document_start)
     tokens, ends, names = [np.zeros(0, token_dtype(tokeniser.size))], [], []
-    count = 0
+    count = own = 0
     for batch in _batches(_in_order(source.all_documents())):
         if not isinstance(tokeniser, ByteTokeniser):
             for piece in batch:
                 piece.refuse_unless_text()
         for piece, ids in zip(batch, tokeniser.encode([piece.text for piece in batch])):
+            own += len(ids)
+            if piece.ends_document and not own:
+                say(f"{piece.document} is empty and makes no document")
+                continue
             tokens.append(_with_end(piece, ids, tokeniser).astype(tokens[0].dtype))
             count += len(tokens[-1])
             if piece.ends_document:
                 names.append(piece.name_in_a_line)
                 ends.append(count)
+                own = 0
+    if not names:
+        raise InputError(f"{', '.join(map(str, paths))}: there is no text in it; give files with text")
     return TokenStream(np.concatenate(tokens), np.array(ends, np.int64), lambda: names, tokeniser.start)
 
 

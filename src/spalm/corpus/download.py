@@ -61,7 +61,9 @@ def download_corpus(name: str, folder: Path, official: OfficialArchive | None = 
         return target
     target.mkdir(parents=True, exist_ok=True)
     archive = target / official.url.rsplit("/", 1)[-1]
-    if not archive.exists():
+    if archive.exists():
+        _refuse_changed(archive, official, f"remove {archive} to fetch it again")
+    else:
         _fetch(official, archive)
     with zipfile.ZipFile(archive) as opened:
         for member in opened.namelist():
@@ -103,8 +105,18 @@ def _fetch(official: OfficialArchive, archive: Path) -> None:
         raise InputError(
             f"cannot reach {official.url} ({reason}); run again to resume, or put the corpus in place by hand"
         ) from None
-    found = digest_of_file(partial)
-    if found != official.sha256:
+    try:
+        _refuse_changed(partial, official, "try again later")
+    except InputError:
         partial.unlink()
-        raise InputError(f"{official.url} has digest {found[:12]}…, expected {official.sha256[:12]}…; try again later")
+        raise
     partial.replace(archive)
+
+
+def _refuse_changed(path: Path, official: OfficialArchive, remedy: str) -> None:
+    """Raises an error unless a file is the official archive, whoever has put it there."""
+    found = digest_of_file(path)
+    if found != official.sha256:
+        raise InputError(
+            f"{path} has digest {found[:12]}…, {official.url} is to have {official.sha256[:12]}…; {remedy}"
+        )

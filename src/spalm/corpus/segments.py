@@ -41,7 +41,6 @@ class TrainingBatches:
 
     def __init__(self, split: TokenSplit, lanes: int, segment: int, seed: int, own: range | None = None):
         self._split, self._segment, self._seed = split, segment, seed
-        self._lanes = np.arange(lanes) if own is None else np.array(own)
         self._lane_length = len(split) // lanes
         self.segments_per_epoch = self._lane_length // segment
         if self.segments_per_epoch == 0:
@@ -49,6 +48,7 @@ class TrainingBatches:
                 f"the {split.split} split has {len(split):,} tokens, {lanes} lanes of one segment of {segment} need "
                 f"{lanes * segment:,}; give more text, or smaller training.batch_size or training.segment_length"
             )
+        self._lanes = np.arange(lanes) if own is None else np.array(own)
 
     def starts_epoch(self, step: int) -> bool:
         """Returns whether the text jumps at this step, so that a carried memory must be emptied."""

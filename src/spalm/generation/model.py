@@ -13,13 +13,13 @@ from spalm.attachment import ALWAYS_SEARCH, SearchPolicy, score_files
 from spalm.corpus import Tokeniser, TokenStream
 from spalm.errors import InputError
 from spalm.generation.answer import Answer, Chunk
-from spalm.generation.batch import AnswerRequest, RunningAnswer
-from spalm.generation.decoder import Decoder
+from spalm.generation.decoding.batch import AnswerRequest, RunningAnswer
+from spalm.generation.decoding.decoder import Decoder
+from spalm.generation.decoding.drafts import DraftRecord, PassTimes
+from spalm.generation.decoding.generate import GenerationOptions, advance
+from spalm.generation.decoding.sampling import Sampling, SamplingOptions
 from spalm.generation.documents import DocumentService
-from spalm.generation.drafts import DraftRecord, PassTimes
-from spalm.generation.generate import GenerationOptions, advance
 from spalm.generation.models import AttachedModels, ModelSet, Neighbours, Variant, no_neighbours
-from spalm.generation.sampling import Sampling, SamplingOptions
 from spalm.generation.score import Score, read_states, score_of, score_variant, stream_of_text
 from spalm.generation.trace import TracedSpan, trace_text
 from spalm.lm import LanguageModel, Reading

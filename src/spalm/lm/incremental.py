@@ -29,6 +29,7 @@ class IncrementalReader:
 
     def __init__(self, model: LanguageModel, reading: Reading, device: torch.device):
         self._model, self._reading, self._device = model, reading, device
+        self._batches = model if isinstance(model, BatchReader) else None
         self.tokens: list[int] = []
         """The tokens read so far."""
         self._state: Any = None
@@ -61,8 +62,8 @@ class IncrementalReader:
 
         Returns what the model computes for the last positions of each piece, as many as `needed` says.
         """
-        model = readers[0]._model
-        if not isinstance(model, BatchReader):
+        model = readers[0]._batches
+        if model is None:
             return [
                 reader.read(piece)[len(piece) - count :]
                 for reader, piece, count in zip(readers, pieces, needed, strict=True)
@@ -90,8 +91,8 @@ class IncrementalReader:
         """Returns a copy of the reader, which can be fed independently."""
         other = copy.copy(self)
         other.tokens = list(self.tokens)
-        if isinstance(self._model, BatchReader):
-            other._state = None if self._state is None else self._model.copy_state(self._state)
+        if self._batches is not None:
+            other._state = None if self._state is None else self._batches.copy_state(self._state)
         else:
             other._state = copy.deepcopy(self._state)
         return other
@@ -134,6 +135,6 @@ class IncrementalReader:
 
     def _forward(self, piece: list[int]) -> Outputs:
         """Returns what the model computes for tokens that follow those of the state."""
-        if isinstance(self._model, BatchReader):
-            return self._model.read([(self._state, piece)])[0]
+        if self._batches is not None:
+            return self._batches.read([(self._state, piece)])[0]
         return Outputs(self._model.hidden(torch.tensor([piece], device=self._device), self._state)[0])

@@ -11,6 +11,8 @@ from jaxtyping import Float, Int
 from spalm.memory import kernels
 from spalm.memory.shards import Column, Shards
 
+_MappedRuns = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+"""Addresses, first rows, rows after the last, and rows in the files of all runs."""
 MISSING = -1
 """Number that stands for an entry, a row or a document that does not exist."""
 
@@ -84,7 +86,7 @@ class Entries:
         """Number of dimensions of a key."""
         self._ends = np.cumsum(runs[:, 1])
         self._starts = self._ends - runs[:, 1]
-        self._addresses: dict[Column, tuple[np.ndarray, ...]] = {}
+        self._addresses: dict[Column, _MappedRuns] = {}
         self._files: list[np.ndarray] = []
 
     def __getstate__(self) -> dict[str, Any]:
@@ -174,7 +176,7 @@ class Entries:
         kernels.squared_distances(*self._mapped("keys"), rows, np.ascontiguousarray(queries, np.float32), found)
         return found
 
-    def _mapped(self, column: Column) -> tuple[np.ndarray, ...]:
+    def _mapped(self, column: Column) -> _MappedRuns:
         """Returns where the runs are mapped, in the form that the compiled loops take."""
         if column not in self._addresses:
             shards, place = np.unique(self.runs[:, 2], return_inverse=True)

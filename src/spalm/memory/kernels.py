@@ -4,8 +4,9 @@ A file is given by the address at which it is mapped. Run r holds the rows start
 begin at row first[r] of the file at addresses[r].
 """
 
+import numba
 import numpy as np
-from numba import carray, types
+from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
@@ -23,7 +24,7 @@ def _pointer(_, address):
     def code(context, builder, signature, arguments):  # noqa: ARG001
         return builder.inttoptr(arguments[0], cgutils.voidptr_t)
 
-    return types.voidptr(address), code
+    return types.voidptr(address), code  # pyright: ignore
 
 
 @compiled()
@@ -31,7 +32,7 @@ def take_tokens(addresses, starts, ends, first, rows, tokens):
     """Fills in the tokens of any rows."""
     for place in range(len(rows)):
         run = np.searchsorted(ends, rows[place], side="right")
-        file = carray(_pointer(addresses[run]), first[run] + ends[run] - starts[run], np.int32)
+        file = numba.carray(_pointer(addresses[run]), first[run] + ends[run] - starts[run], np.int32)  # pyright: ignore
         tokens[place] = file[first[run] + rows[place] - starts[run]]
 
 
@@ -47,7 +48,7 @@ def squared_distances(addresses, starts, ends, first, rows, queries, distances):
                 continue
             run = np.searchsorted(ends, row, side="right")
             size = (first[run] + ends[run] - starts[run]) * width
-            file = carray(_pointer(addresses[run]), size, np.uint16)
+            file = numba.carray(_pointer(addresses[run]), size, np.uint16)  # pyright: ignore
             begin = (first[run] + row - starts[run]) * width
             for i in range(width):
                 half = np.uint32(file[begin + i])

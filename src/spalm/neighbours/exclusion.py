@@ -55,6 +55,11 @@ class QueryExclusion:
     def __len__(self) -> int:
         return len(self.own_ids)
 
+    @property
+    def forbids_something(self) -> bool:
+        """Whether any query is an entry itself."""
+        return bool((self.own_ids != NOT_AN_ENTRY).any())
+
     def __getitem__(self, which: slice | np.ndarray) -> "QueryExclusion":
         return QueryExclusion(self.own_ids[which], self.own_documents[which], self.rule)
 

@@ -7,6 +7,7 @@ group: partitions with near numbers lie near each other.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import faiss
@@ -55,12 +56,18 @@ class ScanSpace:
         """Whether the space has fewer dimensions than the keys."""
         return self.width < len(self.mean)
 
+    @cached_property
+    def _offset(self) -> Float[Tensor, "width"]:
+        """Minus the mean in this space."""
+        return -torch.from_numpy(self.mean) @ torch.from_numpy(self.rotation)
+
     def project(self, keys: Float[np.ndarray, "n full"]) -> Float[Tensor, "n width"]:
         """Returns keys in this space, in single precision."""
         vectors = torch.from_numpy(np.asarray(keys))
         if self.reduced:
-            rotation = torch.from_numpy(self.rotation)
-            offset = -torch.from_numpy(self.mean) @ rotation
+            offset, rotation = self._offset, torch.from_numpy(self.rotation)
+            if len(vectors) <= _AT_ONCE:
+                return torch.addmm(offset, vectors.float(), rotation)
             # Few at a time: in single precision they stay in the cache.
             return torch.cat([torch.addmm(offset, part.float(), rotation) for part in vectors.split(_AT_ONCE)])
         return vectors.float() - torch.from_numpy(self.mean) if self.mean.any() else vectors.float()
@@ -178,7 +185,7 @@ def _centres(points: Float[np.ndarray, "n width"], count: int, seed: int) -> Flo
         points.shape[1],
         min(count, len(points)),
         niter=8,
-        seed=seed,
+        seed=seed % 2**31,  # faiss holds it in 32 bits
         min_points_per_centroid=1,
         max_points_per_centroid=256,
     )

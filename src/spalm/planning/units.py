@@ -4,6 +4,8 @@ import re
 
 from spalm.errors import InputError
 
+_MOST = 1e18
+"""Highest number of tokens: counts are held in 64 bits."""
 _COUNTS = {"": 1, "k": 1e3, "M": 1e6, "G": 1e9, "B": 1e9, "T": 1e12}
 
 
@@ -11,7 +13,7 @@ def parse_count(text: str, option: str = "--tokens") -> float:
     """Returns the number of tokens in a text such as 103M, 1.5G or 1T."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([kMGBT]?)", text.strip())
     number = float(found[1]) * _COUNTS[found[2]] if found else 0
-    if number < 1:
+    if not 1 <= number <= _MOST:
         raise InputError(f"{option} {text}: not a number of tokens; give something like 200k, 103M or 1T")
     return number
 

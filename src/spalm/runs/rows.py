@@ -1,25 +1,19 @@
 """The rows of a run's results: which there are, what each is made of, and what it is compared with."""
 
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final, Literal, get_args
 
-NetworkName = Literal["transformer", "transformer-xl", "spalm"]
-"""Name of a network that a run trains."""
-RowName = Literal[
-    "transformer", "transformer-xl", "knn-lm", "spalm", "spalm+knn", "spalm-adaptive", "nearest", "exact", "adaptive"
-]
-"""Name of a row of the results."""
+from spalm.choices import HeldOut, NetworkName, RowName
+
 Source = Literal["neighbours", "matches"]
 """A source of evidence in the memory: nearest contexts, or exact matches."""
-HeldOut = Literal["dev", "test"]
-"""Name of a split on which rows are scored."""
-NETWORKS: tuple[NetworkName, ...] = ("transformer", "transformer-xl", "spalm")
+NETWORKS: tuple[NetworkName, ...] = get_args(NetworkName)
 """The networks that are trained, in order."""
 KEY_NETWORK: Final = "transformer"
 """The network whose hidden states are the keys of the long-term memory. It has no memory itself."""
 REFERENCE_ROW: Final = "transformer-xl"
 """The row with a short-term memory only, with which rows that have a long-term memory are compared."""
-HELD_OUT: tuple[HeldOut, ...] = ("dev", "test")
+HELD_OUT: tuple[HeldOut, ...] = get_args(HeldOut)
 """The splits on which every row is scored."""
 
 

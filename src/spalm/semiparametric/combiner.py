@@ -7,6 +7,7 @@ the plain network is kNN-LM, over the gate it is SPALM + kNN.
 
 from collections import defaultdict
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Protocol
 
 import torch
@@ -19,7 +20,7 @@ from spalm.semiparametric.gate import Gate
 from spalm.semiparametric.knn import Knn
 from spalm.semiparametric.matched import Matched
 from spalm.semiparametric.mixture.adaptive import AdaptiveMixture
-from spalm.semiparametric.mixture.few_positions import MOST_POSITIONS, mix
+from spalm.semiparametric.mixture.few_positions import MOST_POSITIONS, CompiledMixture
 from spalm.semiparametric.retrieval import Retrieved
 
 Logits = Float[Tensor, "n vocabulary"] | None
@@ -162,6 +163,10 @@ class MixtureCombiner:
     def uses_matches(self) -> bool:
         return self.mixture.levels > 0
 
+    @cached_property
+    def _compiled(self) -> CompiledMixture:
+        return CompiledMixture(self.mixture)
+
     def combine(
         self, model: LanguageModel, hidden: Float[Tensor, "n width"], retrieved: Retrieved, logits: Logits = None
     ) -> CombinedPrediction:
@@ -171,7 +176,7 @@ class MixtureCombiner:
             retrieved = replace(retrieved, matched=Matched.nothing(len(hidden)).to(hidden.device))
         base = BaseOutputs.of(hidden, log_base, retrieved)
         if len(hidden) <= MOST_POSITIONS and hidden.device.type == "cpu" and not torch.is_grad_enabled():
-            mixed, weights = mix(self.mixture, base, log_base, retrieved)
+            mixed, weights = self._compiled(base, log_base, retrieved)
         else:
             weights = self.mixture(base, retrieved)
             mixed = self.mixture.log_probabilities(log_base, retrieved, weights)

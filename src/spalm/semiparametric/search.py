@@ -109,7 +109,7 @@ def open_search(memory: Memory, directory: Path, count: int) -> Search:
         if isinstance(error, DamagedError):
             say(f"{error}: that is done now")
         kind = _kind_for(len(memory.entries().with_keys), memory.width)
-        settings = IndexSettings(kind, _RECALL, min(count, _JUDGED), seed=1)
+        settings = IndexSettings(kind=kind, recall=_RECALL, neighbours=min(count, _JUDGED))
         searcher = make_searcher(memory, directory, settings)[0]
     searcher.catch_up()
     return Search(searcher, count)

@@ -14,7 +14,7 @@ import yaml
 from markupsafe import Markup
 
 import spalm
-from spalm.artifact import MANIFEST, Artifact
+from spalm.artifact import MANIFEST, PREVIOUS, Artifact
 from spalm.console import bar
 from spalm.corpus import token_in_text, visible_token
 from spalm.digests import updating_sums
@@ -171,7 +171,7 @@ def _digests(run: FinishedRun) -> list[tuple[str, str, str]]:
     found = []
     for path in sorted(run.directory.rglob(MANIFEST)):
         name = str(path.parent.relative_to(run.directory))
-        if ".previous" not in name:
+        if PREVIOUS not in name:
             stage = Artifact(path.parent)
             found.append((name, stage.kind, stage.digest))
     return [*found, ("memory", f"{len(run.memory.entries()):,} entries", run.memory.lineage()[-1])]

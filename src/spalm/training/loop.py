@@ -15,7 +15,7 @@ from spalm.compute import Execution
 from spalm.console import bar
 from spalm.corpus import TokenSplit, TrainingBatches
 from spalm.errors import InputError
-from spalm.settings import Settings
+from spalm.settings import Seed, Settings
 from spalm.training import checkpoint
 from spalm.training.gradients import GradientAccumulator, LaneMemories
 from spalm.training.optimiser import OptimiserSettings, learning_rate, make_optimiser
@@ -53,7 +53,7 @@ class TrainingSettings(Settings):
     """Number of first tokens of dev that are read during training, to save time; the final evaluation reads all."""
     bf16: bool = False
     """Compute in bfloat16 where that is safe; for GPUs."""
-    seed: int = Field(default=0, ge=0, lt=2**63)
+    seed: Seed = 0
     """Seed of the initial parameters, of the order of the text and of dropout."""
 
 

@@ -59,9 +59,7 @@ def _step_of(line: str) -> float:
 
 
 def _tensorboard(directory: Path) -> Any:
-    """Returns a writer for TensorBoard; raises an error if that is not installed."""
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        raise InputError("--tensorboard needs the extra: pip install 'spalm[tensorboard]'") from None
+    """Returns a writer for TensorBoard, which is an extra."""
+    from torch.utils.tensorboard import SummaryWriter
+
     return SummaryWriter(directory / "tensorboard")

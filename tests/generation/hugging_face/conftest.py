@@ -33,7 +33,7 @@ def own_tokenizer(auto, finished):
     return auto.AutoTokenizer.from_pretrained(finished.directory)
 
 
-@pytest.fixture(params=["attached", "own"])
+@pytest.fixture(params=["attached", pytest.param("own", marks=pytest.mark.slow)])
 def both(request):
     names = ("model", "tokenizer") if request.param == "attached" else ("own_model", "own_tokenizer")
     return tuple(map(request.getfixturevalue, names))

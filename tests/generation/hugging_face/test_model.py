@@ -269,8 +269,10 @@ def test_a_real_model_with_a_memory(smollm2, tmp_path):
     for path in sorted(texts.iterdir())[6:]:
         path.unlink()
     for path in texts.iterdir():
-        path.write_text(path.read_text()[:500])
-    settings = AttachSettings(context=64, stride=48, neighbours=16, positions=400)
+        path.write_text(path.read_text()[:250])
+    adaptive = {"neighbours": 16, "passes": 2}
+    sizes = {"context": 64, "stride": 48, "neighbours": 16, "positions": 128, "memory": "both"}
+    settings = AttachSettings.parse({**sizes, "adaptive": adaptive}, "test")
     folder = attach_and_export(
         str(gguf), [texts], tmp_path / "attached", settings, Execution(Hardware("cpu", 1))
     ).directory
@@ -283,7 +285,7 @@ def test_a_real_model_with_a_memory(smollm2, tmp_path):
     assert_close(model(**ids).logits, plain, rtol=1e-3, atol=1e-3)
     assert (said - plain).abs().max() > 0.01
     model.use_memory = True
-    how = {"max_new_tokens": 6, "do_sample": False}
+    how = {"max_new_tokens": 4, "do_sample": False}
     found = model.generate(**ids, **how)
     assert found.tolist() == model.generate(**ids, **how, use_cache=False).tolist()
     model.save_pretrained(tmp_path / "copy")

@@ -1,6 +1,5 @@
 """The index of exact matches in a memory: it finds what is remembered, at once, and nothing that is forgotten."""
 
-import multiprocessing
 import os
 import shutil
 import signal
@@ -15,6 +14,7 @@ from spalm.compute import Execution, LocalEngine
 from spalm.errors import InputError
 from spalm.memory import Memory, remember, source_of_text
 from spalm.memory.exact import Excluded, index, reversed_context, reversed_contexts, view
+from support.commands import forks
 from support.plain_matches import assert_same_matches, plain_matches
 from support.stub_memory import StubEncoder, new_memory, stream
 
@@ -273,8 +273,7 @@ def change_endlessly(directory: Path, seed: int, begun: Event) -> None:
 @pytest.mark.slow
 def test_a_killed_process_leaves_an_index_that_finds_what_the_memory_holds(memory):
     random = np.random.default_rng(0)
-    context = multiprocessing.get_context("forkserver")  # a spawned process imports torch, which takes seconds
-    context.set_forkserver_preload(["spalm.memory"])
+    context = forks()
     interrupted = 0
     for seed in range(8):
         begun = context.Event()
@@ -300,8 +299,7 @@ def test_a_killed_process_leaves_an_index_that_finds_what_the_memory_holds(memor
 
 @pytest.mark.slow
 def test_reading_goes_on_while_another_process_changes_the_memory(memory):
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["spalm.memory"])
+    context = forks()
     begun = context.Event()
     process = context.Process(target=change_endlessly, args=(memory.directory, 0, begun))
     process.start()

@@ -60,6 +60,7 @@ def test_matches_are_those_of_a_naive_search(texts, context, count, gap, data):
         assert_same_matches(found, 0, plain_matches(documents, context, excluded))
 
 
+@pytest.mark.slow
 def test_many_queries_at_once_are_those_one_by_one():
     random = np.random.default_rng(2)
     documents = numbered([random.integers(0, 3, size).tolist() for size in (501, 2, 307, 1, 89)])

@@ -20,7 +20,7 @@ from support.stub_memory import StubEncoder, new_memory, random_texts, stream
 
 ENCODER = StubEncoder()
 COUNT = 3001
-SETTINGS = IndexSettings("disk", recall=0.95, neighbours=4, seed=1)
+SETTINGS = IndexSettings(kind="disk", recall=0.95, neighbours=4)
 
 
 @pytest.fixture(autouse=True)

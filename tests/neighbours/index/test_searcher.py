@@ -60,7 +60,9 @@ def kinds():
 
 @pytest.mark.parametrize("kind", kinds())
 def test_every_kind_builds_saves_loads_grows_and_forgets(memory, tmp_path, kind):
-    searcher, description = make_searcher(memory, tmp_path / "index", IndexSettings(kind, 0.95, 4, 1))
+    searcher, description = make_searcher(
+        memory, tmp_path / "index", IndexSettings(kind=kind, recall=0.95, neighbours=4)
+    )
     assert description.recall >= 0.95
     queries = memory.entries().keys(0, 30).astype(np.float32) + 0.01
     before = searcher.search(queries, 5)
@@ -134,7 +136,7 @@ def test_an_index_whose_nearest_are_all_dead_is_asked_for_more(tmp_path):
 
 
 def test_an_index_of_other_keys_is_refused(memory, tmp_path):
-    make_searcher(memory, tmp_path / "index", IndexSettings("exact", 0.95, 4, 1))
+    make_searcher(memory, tmp_path / "index", IndexSettings(kind="exact", recall=0.95, neighbours=4))
     other = new_memory(tmp_path / "other", StubEncoder("another"))
     with pytest.raises(InputError, match="index of other keys"):
         open_searcher(other, tmp_path / "index")
@@ -208,3 +210,17 @@ def test_any_sequence_of_changes_is_found_as_a_plain_list_would_be(tmp_path_fact
                 np.testing.assert_allclose(gaps[: len(true)], true, rtol=1e-2, atol=1e-2)
                 assert np.isinf(gaps[len(true) :]).all()
     memory.verify()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"recall": 0}, {"recall": 2}, {"recall": float("nan")}, {"seed": 2**63}, {"seed": -1}, {"neighbours": 10**8}],
+)
+def test_settings_out_of_bounds_are_refused(wrong):
+    with pytest.raises(InputError, match=next(iter(wrong))):
+        IndexSettings.parse(wrong, "index")
+
+
+def test_every_seed_of_64_bits_makes_an_index(memory, tmp_path):
+    searcher, _ = make_searcher(memory, tmp_path / "index", IndexSettings(kind="faiss", seed=2**63 - 1))
+    assert searcher.index.effort >= 1

@@ -119,6 +119,7 @@ def test_far_from_the_origin_small_distances_still_count(tmp_path):
     np.testing.assert_allclose(distances, brute_force(keys, keys, COUNT, Exclusion()), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", [0.8, 0.95, 1.0])
 def test_it_tunes_itself_to_the_recall_that_is_asked_for(tmp_path, target):
     keys = Array(clustered(6000, 16, 0, centres=6000))  # no clusters: the hardest case

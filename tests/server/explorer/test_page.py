@@ -278,9 +278,14 @@ def test_two_thousand_tokens_do_not_make_it_lag(page):
     assert page.locator("#tip tr").count() == len(ROWS)
 
 
+@pytest.fixture(scope="module")
+def report(finished, tmp_path_factory) -> str:
+    """The address of the run's report."""
+    return write_report(finished, tmp_path_factory.mktemp("report")).as_uri()
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_nothing_sticks_out_on_a_phone(browser, address, finished, tmp_path, scheme):
-    report = write_report(finished, tmp_path).as_uri()
+def test_nothing_sticks_out_on_a_phone(browser, address, report, scheme):
     for where, ready in ((address, ".token"), (report, "figure svg")):
         opened = browser.new_page(viewport={"width": 360, "height": 740}, color_scheme=scheme)
         opened.goto(where)

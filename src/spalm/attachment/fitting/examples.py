@@ -6,9 +6,11 @@ on them, so they are as new to it as dev.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from spalm.attachment.base import PretrainedBase
@@ -16,8 +18,9 @@ from spalm.attachment.dynamic import nearest_in_past
 from spalm.attachment.settings import AttachSettings
 from spalm.console import bar
 from spalm.corpus import Corpus, TokenStream
+from spalm.memory import MISSING, Memory, source_of_split
 from spalm.memory.exact import reversed_contexts
-from spalm.runs import HELD_OUT
+from spalm.runs import HELD_OUT, HeldOut
 from spalm.semiparametric import BaseOutputs, MemorySearch, Retrieved, TrainingExamples, advance_neighbours
 
 _BATCH = 256
@@ -65,11 +68,7 @@ class ExampleSets:
         else:
             train, advanced = _examples_with_keys(base, search, learned, settings)
         questions = _question_examples(base, search, learned.text, settings)
-        texts = [corpus.split(split).beginning(settings.held_out) for split in HELD_OUT]
-        dev, test = (
-            examples_from_text(base, search, text, f"read {split}: {len(text.names):,} document(s)")
-            for split, text in zip(HELD_OUT, texts)
-        )
+        texts, (dev, test) = zip(*(_held_out_examples(base, search, corpus, split, settings) for split in HELD_OUT))
         past = None
         if search.nearest is not None:
             keys, count = search.memory.keys_of(dev.base.hidden), search.nearest.count
@@ -77,20 +76,55 @@ class ExampleSets:
         return cls(train, advanced, questions, dev, test, texts[1], past)
 
 
+def _held_out_examples(
+    base: PretrainedBase, search: MemorySearch, corpus: Corpus, split: HeldOut, settings: AttachSettings
+) -> tuple[TokenStream, TrainingExamples]:
+    """Returns text of dev or test, and every position of it; keys that the memory has of it need not be made again.
+
+    A long split is represented by the beginnings of documents from all over it.
+    """
+    text, known = corpus.split(split), None
+    if len(text) > settings.held_out:
+        positions, ends = _beginnings(text, settings.held_out, settings)
+        text = TokenStream(text.tokens[positions], ends, lambda: ["document"] * len(ends), text.start)
+    elif search.nearest is not None and search.memory.projection is None:
+        known = _known_states(search.memory, source_of_split(corpus, split), len(text))
+    return text, examples_from_text(base, search, text, f"read {split}: {len(text.ends):,} document(s)", known)
+
+
+def _known_states(memory: Memory, source: dict[str, Any], count: int) -> Float[Tensor, "n width"] | None:
+    """Returns the hidden states of the first positions of a source, which are their keys; None if they have none."""
+    first = memory.first_id(source)
+    entries = memory.entries().with_keys
+    rows = entries.rows((MISSING if first is None else first) + np.arange(count))
+    if first is None or (rows == MISSING).any():
+        return None
+    return torch.from_numpy(entries.take(rows).astype(np.float32))
+
+
+def _beginnings(
+    text: TokenStream, count: int, settings: AttachSettings
+) -> tuple[Int[np.ndarray, "n"], Int[np.ndarray, "documents"]]:
+    """Returns positions of the beginnings of documents drawn at random, about `count`, and where each of them ends.
+
+    A beginning is at most as long as what the model reads at once.
+    """
+    order = np.random.default_rng(settings.seed).permutation(len(text.ends))
+    lengths = np.minimum(text.ends - text.begins, settings.context)
+    enough = int(np.searchsorted(np.cumsum(lengths[order]), count)) + 1
+    documents = np.sort(order[:enough])
+    begins, counts = text.begins[documents], lengths[documents]
+    positions = np.concatenate([np.arange(begin, begin + count) for begin, count in zip(begins, counts)])
+    return positions, np.cumsum(counts)
+
+
 def _examples_without_keys(
     base: PretrainedBase, search: MemorySearch, learned: LearnedText, settings: AttachSettings
 ) -> TrainingExamples:
     """Returns positions from the beginnings of training documents, read now, with exact matches in other documents."""
     text = learned.text
-    order = np.random.default_rng(settings.seed).permutation(len(text.ends))
-    counts = np.minimum(text.ends - text.begins, settings.context)[order]
-    enough = int(np.searchsorted(np.cumsum(counts), settings.positions)) + 1
-    documents = np.sort(order[:enough])
-    counts = np.minimum(text.ends - text.begins, settings.context)[documents]
-    positions = np.concatenate(
-        [np.arange(begin, begin + count) for begin, count in zip(text.begins[documents], counts)]
-    )
-    sample = TokenStream(text.tokens[positions], np.cumsum(counts), lambda: ["document"] * len(documents), text.start)
+    positions, ends = _beginnings(text, settings.positions, settings)
+    sample = TokenStream(text.tokens[positions], ends, lambda: ["document"] * len(ends), text.start)
     hidden = base.hidden(sample, "read training documents")
     with bar("exact matches of training positions", None):
         matched = search.matches(reversed_contexts(text, positions), learned.first_id + positions)
@@ -148,10 +182,14 @@ def _pieces(count: int, settings: AttachSettings) -> np.ndarray:
 
 
 def examples_from_text(
-    base: PretrainedBase, search: MemorySearch, text: TokenStream, title: str = "read documents"
+    base: PretrainedBase,
+    search: MemorySearch,
+    text: TokenStream,
+    title: str = "read documents",
+    known: Float[Tensor, "n width"] | None = None,
 ) -> TrainingExamples:
-    """Returns every position of a text, with what the memory has for it."""
-    hidden = base.hidden(text, title)
+    """Returns every position of a text, with what the memory has for it; `known` are its hidden states, if they are."""
+    hidden = base.hidden(text, title) if known is None else known
     with bar("search", None):
         retrieved = search(search.memory.keys_of(hidden), reversed_contexts(text, np.arange(len(text))))
     return examples_from_hidden(base, hidden, retrieved, torch.from_numpy(text.targets(np.arange(len(text)))))

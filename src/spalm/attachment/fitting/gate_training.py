@@ -10,7 +10,7 @@ from spalm.console import bar
 from spalm.lm.pretrained import PretrainedModel
 from spalm.semiparametric import Gate, GateSettings, TrainingExamples
 from spalm.semiparametric.fit_network import fit_network
-from spalm.settings import Settings
+from spalm.settings import Seed, Settings
 
 _BATCH = 256
 """Positions that are scored at a time."""
@@ -27,7 +27,7 @@ class GateTrainingSettings(Settings):
     """Highest learning rate; it falls to 0 along a cosine."""
     weight_decay: float = Field(default=0.01, ge=0)
     """Decoupled weight decay."""
-    seed: int = Field(default=1, ge=0)
+    seed: Seed = 1
     """Seed of the order of the positions."""
 
 

@@ -25,6 +25,7 @@ from spalm.corpus.sources.text_source import (
 )
 from spalm.corpus.sources.wikitext import split_articles
 from spalm.errors import InputError
+from spalm.settings import Seed
 
 _SUFFIXES = (".txt", ".md", ".py", ".jsonl")
 """Ends of the names of files that are read from a folder."""
@@ -53,7 +54,7 @@ class _SplitByDocument(TextSource):
     """Share of the bytes held out as dev; at least one document."""
     test_share: Share = 0.05
     """Share of the bytes held out as test; at least one document."""
-    split_seed: int = 0
+    split_seed: Seed = 0
     """Seed of the assignment of documents to splits."""
 
     def all_documents(self) -> Iterator[Document]:

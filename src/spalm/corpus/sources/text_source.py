@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import BinaryIO, Literal
 
 from spalm.errors import InputError
+from spalm.paths import user_path
 from spalm.settings import Settings
 
 Split = Literal["train", "dev", "test"]
@@ -52,13 +53,13 @@ class TextSource(Settings):
 
 def locate(path: str) -> Path:
     """Returns the path that a user gave: as it is, or below the folder that SPALM_DATA names."""
-    places = [Path(path).expanduser()]
+    places = [user_path(path)]
     if os.environ.get("SPALM_DATA"):
         places.append(Path(os.environ["SPALM_DATA"]) / path)
     for place in places:
         if place.exists():
             return place
-    looked = " nor ".join(str(place) for place in places)
+    looked = " nor ".join(dict.fromkeys(str(place) for place in places))
     raise InputError(
         f"there is no {looked}; give corpus.source.path=PATH, set SPALM_DATA to the folder that holds it, "
         "or fetch it with 'spalm download'"

@@ -11,7 +11,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from spalm.artifact import MANIFEST, Artifact, only_writer
+from spalm.artifact import MANIFEST, PREVIOUS, Artifact, only_writer
 from spalm.attachment import ATTACHED_FILE, Attached
 from spalm.attachment.attached import base_folder
 from spalm.corpus.to_tokenizers import to_fast_tokenizer
@@ -83,7 +83,7 @@ def copy_model(source: Path, target: Path, changes: dict[str, Any]) -> None:
     remove_leftovers(wanted.parent, wanted.name)
     half = temporary_beside(wanted)
     with only_writer(whole / "memory"):  # the memory must not change while it is copied
-        shutil.copytree(whole, half, ignore=shutil.ignore_patterns(f"*{TEMPORARY}", "*.previous", KNOWN))
+        shutil.copytree(whole, half, ignore=shutil.ignore_patterns(f"*{TEMPORARY}", f"*{PREVIOUS}*", KNOWN))
     attached = (half / ATTACHED_FILE).is_file()
     if attached:
         _include_base(whole, half)

@@ -20,12 +20,16 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationMixin, PreTrainedConfig, PreTrainedModel
+from transformers.configuration_utils import PreTrainedConfig
+from transformers.generation.utils import GenerationMixin
 from transformers.modeling_outputs import CausalLMOutputWithPast
+from transformers.modeling_utils import PreTrainedModel
+from transformers.models.auto.configuration_auto import AutoConfig
+from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
 from spalm.compute import Hardware
 from spalm.errors import InputError
-from spalm.generation.decoder import Decoder, EncodedTokens
+from spalm.generation.decoding.decoder import Decoder, EncodedTokens
 from spalm.generation.hugging_face.export import CONFIG, copy_model, export_for_transformers
 from spalm.generation.load import load_model
 from spalm.generation.model import Model

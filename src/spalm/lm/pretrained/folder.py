@@ -14,6 +14,7 @@ from spalm.files import read_json
 from spalm.lm.pretrained.convert import convert_gguf, original_gguf
 from spalm.lm.pretrained.import_transformers import import_transformers, open_pretrained
 from spalm.lm.pretrained.model import PretrainedModel
+from spalm.paths import user_path
 
 _DIGESTED = ("*.safetensors", "config.json", "tokenizer.json")
 """Patterns of the files on which hidden states depend."""
@@ -74,7 +75,7 @@ def locate_pretrained(name: str, converted: Path, revision: str | None = None) -
     A GGUF file is converted once, into the folder `converted`. `revision` is the commit, tag or branch that is wanted
     of a repository on the hub; it may also follow the name, as in NAME@REVISION.
     """
-    path = Path(name).expanduser()
+    path = user_path(name)
     if path.suffix == ".gguf":
         convert_gguf(path, converted)
         return PretrainedFolder(converted)

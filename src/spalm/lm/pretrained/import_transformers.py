@@ -1,5 +1,6 @@
 """The optional library transformers, imported when it is needed, and the one place where it opens what others made."""
 
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ from spalm.errors import InputError
 def import_transformers() -> Any:
     """Imports transformers without its messages and progress bars; raises an error if it is not installed."""
     try:
-        import transformers
+        transformers = import_module("transformers")
     except ImportError:
         raise InputError("pretrained models need the extra: pip install 'spalm[pretrained]'") from None
     transformers.utils.logging.set_verbosity_error()

@@ -51,7 +51,7 @@ class PretrainedModel:
 
     def empty_state(self, memory_length: int = 0, longest_segment: int = 0) -> CacheState:  # noqa: ARG002
         """Returns an empty cache; it grows as needed, whatever the lengths given."""
-        from transformers import DynamicCache
+        from transformers.cache_utils import DynamicCache
 
         return CacheState(DynamicCache(config=self.config))
 

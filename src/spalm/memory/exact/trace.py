@@ -7,10 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Int, Integer
 
+from spalm.choices import LEAST_SPAN
 from spalm.memory.exact import kernels
 from spalm.memory.exact.matches import SearchedContexts
 
-LEAST = 6
+LEAST = LEAST_SPAN
 """Number of tokens of the shortest span that is reported, unless another is asked for."""
 _PLACES = 5
 """Number of places that are named for a span at most."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 from safetensors import SafetensorError
 
 from spalm.artifact import only_writer
@@ -27,6 +27,7 @@ from spalm.neighbours.index.kinds import FILES, LISTS, IndexKind, build_index, l
 from spalm.neighbours.index.searcher import Searcher, query_exclusion
 from spalm.neighbours.parallel import ParallelMap, thread_map
 from spalm.neighbours.recall import recall_at_k
+from spalm.settings import Seed, Settings
 
 DESCRIPTION = "index.json"
 """File that describes an index."""
@@ -42,17 +43,16 @@ _SLACK = 1e-6
 """Difference up to which two squared distances count as the same."""
 
 
-@dataclass(frozen=True)
-class IndexSettings:
+class IndexSettings(Settings):
     """Kind of the index to build, and the recall that it must reach."""
 
     kind: IndexKind = "faiss"
     """Kind of index."""
-    recall: float = 0.95
+    recall: float = Field(default=0.95, gt=0, le=1)
     """Share of the true neighbours to be found."""
-    neighbours: int = 4
+    neighbours: int = Field(default=4, gt=0, le=1 << 16)
     """Number of neighbours by which the recall is measured."""
-    seed: int = 1
+    seed: Seed = 1
     """Seed of the random samples."""
 
 

@@ -1,11 +1,11 @@
 """The kinds of index by name: exact (no index), faiss (in RAM), disk, scann."""
 
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 from jaxtyping import Float, Int
 
+from spalm.choices import IndexKind
 from spalm.compute import LOCAL, Engine
 from spalm.errors import InputError
 from spalm.neighbours.index.contract import Index
@@ -14,8 +14,6 @@ from spalm.neighbours.index.on_disk import LISTS, OnDiskIndex
 from spalm.neighbours.index.scann_index import IDS, LEAVES, ScannIndex
 from spalm.neighbours.vectors import Vectors
 
-IndexKind = Literal["exact", "faiss", "disk", "scann"]
-"""Name of a kind of index."""
 FILES = (FILE, LISTS, PARTITIONS, IDS, LEAVES)
 """Files that indexes of one kind or another leave in their folder."""
 

@@ -141,7 +141,9 @@ def _rank(
     rows = entries.rows(proposed)
     bad = rows < 0
     bad[:, 1:] |= proposed[:, 1:] == proposed[:, :-1]
-    bad |= excluded.forbids(np.arange(len(queries))[:, None], proposed, entries.live_documents.numbers_of(proposed))
+    if excluded.forbids_something:
+        documents = entries.live_documents.numbers_of(proposed)
+        bad |= excluded.forbids(np.arange(len(queries))[:, None], proposed, documents)
     distances = np.full((len(queries), proposed.shape[1] + count), np.inf, np.float32)
     ids = np.full(distances.shape, MISSING, np.int64)
     ids[:, : proposed.shape[1]] = np.where(bad, MISSING, proposed)

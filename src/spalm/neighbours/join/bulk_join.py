@@ -30,6 +30,7 @@ from spalm.neighbours.partitions import Partitions, learn_partitions, partition_
 from spalm.neighbours.scratch_files import boot_id, check_disk_space, map_array
 from spalm.neighbours.table import id_dtype
 from spalm.neighbours.vectors import Vectors
+from spalm.settings import Seed
 
 
 class NeighbourSettings(Exclusion):
@@ -41,7 +42,7 @@ class NeighbourSettings(Exclusion):
     """Number of neighbours of every dev and test position: as many as kNN-LM may want."""
     recall: float = Field(default=0.95, gt=0, le=1)
     """Share of the true neighbours to be found, measured on a sample of each split."""
-    seed: int = Field(default=1, ge=0)
+    seed: Seed = 1
     """Seed of the random samples and of the partitions."""
 
 

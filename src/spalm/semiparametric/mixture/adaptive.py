@@ -26,7 +26,7 @@ from spalm.semiparametric.fit_network import fit_network
 from spalm.semiparametric.knn import scatter_to_vocabulary
 from spalm.semiparametric.matched import Matched
 from spalm.semiparametric.retrieval import Retrieved
-from spalm.settings import Settings
+from spalm.settings import Seed, Settings
 
 PARAMETER_FORMAT = 2
 """Version of the mixture's parameters on disk."""
@@ -55,7 +55,7 @@ class AdaptiveSettings(Settings):
     """Decoupled weight decay."""
     dropout: float = Field(default=0.2, ge=0, lt=1)
     """Dropout rate on the hidden state and inside the network."""
-    seed: int = Field(default=1, ge=0)
+    seed: Seed = 1
     """Seed of the parameters and of the order of the positions."""
 
 

@@ -2,9 +2,8 @@
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from spalm.semiparametric import matched
 from spalm.semiparametric.examples import LEAST_LOG_P, BaseOutputs
@@ -17,77 +16,68 @@ MOST_POSITIONS = 64
 """Number of positions up to which the loops are faster than the operations of torch."""
 
 
-@torch.inference_mode()
-def mix(
-    mixture: AdaptiveMixture, base: BaseOutputs, log_base: Float[Tensor, "n vocabulary"], retrieved: Retrieved
-) -> tuple[Float[Tensor, "n vocabulary"], MixtureWeights]:
-    """Returns log p of the whole vocabulary, and the weights of the sources and of what they retrieved."""
-    distances = (retrieved.distances / mixture.usual_distance).numpy()
-    features = (_features(mixture, base, retrieved, distances) - mixture.mean) / mixture.spread
-    outputs = mixture.network(torch.cat([mixture.hidden_norm(base.hidden.float()), features], -1))
-    of_neighbours = outputs[..., :1].masked_fill(~retrieved.present.any(-1, keepdim=True), -torch.inf)
-    logits = [torch.zeros_like(of_neighbours), of_neighbours]
-    matches, found = None, retrieved.matched
-    if mixture.levels and found is not None and base.of_matched is not None:
-        some = found.present
-        matches = torch.softmax((outputs[..., 4, None, None] * base.of_matched).masked_fill(~some, -1e9), -1) * some
-        logits.append(outputs[..., 5:].masked_fill(~some.any(-1), -torch.inf))
-    log_sources = torch.log_softmax(torch.cat(logits, -1), dim=-1)
-    weights = MixtureWeights(log_sources, _neighbour_weights(mixture, outputs, base, distances), matches)
-    return _mixed(log_base, retrieved, weights), weights
+class CompiledMixture:
+    """A fitted mixture in the form that the compiled loops take. Later changes of its parameters do not show."""
 
+    def __init__(self, mixture: AdaptiveMixture):
+        self._neighbours, self._levels = mixture.neighbours, mixture.levels
+        self._ranks = np.array(mixture.ranks, np.int64)
+        self._usual_distance = float(mixture.usual_distance)
+        self._log_temperature = float(mixture.log_temperature)
+        norm = mixture.hidden_norm
+        self._scales = tuple(map(_array, (norm.weight, norm.bias, mixture.mean, mixture.spread)))
+        layers = [layer for layer in mixture.network if isinstance(layer, nn.Linear)]
+        self._layers = tuple(_array(each) for layer in layers for each in (layer.weight, layer.bias))
 
-def _features(
-    mixture: AdaptiveMixture, base: BaseOutputs, retrieved: Retrieved, distances: np.ndarray
-) -> Float[Tensor, "n features"]:
-    """Returns the features of the positions, not yet normalised, in the order of `AdaptiveMixture.features`."""
-    features = torch.empty(len(distances), len(mixture.mean))
-    columns, end = features.numpy(), 0
-    tokens = retrieved.tokens.numpy()
-    if mixture.neighbours:
-        end = 3 * len(mixture.ranks) + 6
-        log_p, highest, ranks = base.of_retrieved.numpy(), base.highest.numpy(), np.array(mixture.ranks)
-        limits = LEAST_LOG_P, SMALL_DISTANCE
-        kernels.neighbour_features(tokens, distances, log_p, highest, ranks, *limits, columns[:, :end])
-    features[:, end], features[:, end + 1] = base.entropy, base.highest
-    found = retrieved.matched
-    if mixture.levels and found is not None and base.of_matched is not None:
-        start, end = end + 2, end + 2 + mixture.levels * matched.FEATURES
-        _match_features(found, base.of_matched, base.entropy, columns[:, start:end])
-        if mixture.neighbours:
+    @torch.inference_mode()
+    def __call__(
+        self, base: BaseOutputs, log_base: Float[Tensor, "n vocabulary"], retrieved: Retrieved
+    ) -> tuple[Float[Tensor, "n vocabulary"], MixtureWeights]:
+        """Returns log p of the whole vocabulary, and the weights of the sources and of what they retrieved."""
+        found = retrieved.matched if self._levels else None
+        if found is None or base.of_matched is None:
+            found, of_matched = Matched.nothing(len(log_base))[:, :0], np.zeros((len(log_base), 0, 1), np.float32)
+        else:
+            of_matched = base.of_matched.numpy()
+        tokens, distances = retrieved.tokens.numpy(), retrieved.distances.numpy() / np.float32(self._usual_distance)
+        features = self._features(base, tokens, distances, found, of_matched)
+        outputs = np.empty((len(tokens), len(self._layers[-1])), np.float32)
+        kernels.network_outputs(base.hidden.float().numpy(), self._scales, features, self._layers, outputs)
+        log_sources = np.empty((len(tokens), 2 + of_matched.shape[1]), np.float32)
+        matches = np.empty(of_matched.shape, np.float32)
+        kernels.source_weights(outputs, distances, found.ids.numpy(), of_matched, log_sources, matches)
+        neighbours = np.empty(distances.shape, np.float32)
+        if neighbours.size:
+            of_retrieved = base.of_retrieved.numpy()
+            limits = self._log_temperature, SMALL_DISTANCE
+            kernels.neighbour_weights(distances, of_retrieved, outputs, *limits, neighbours)
+        mixed = log_base + torch.from_numpy(log_sources[:, :1]).clamp_min(-1e4)
+        of_matches = found.tokens.numpy(), matches
+        kernels.add_to_mixture(tokens, neighbours, *of_matches, log_sources, mixed.numpy())
+        of_matches = torch.from_numpy(matches) if self._levels else None
+        return mixed, MixtureWeights(torch.from_numpy(log_sources), torch.from_numpy(neighbours), of_matches)
+
+    def _features(
+        self, base: BaseOutputs, tokens: np.ndarray, distances: np.ndarray, found: Matched, of_matched: np.ndarray
+    ) -> Float[np.ndarray, "n features"]:
+        """Returns the features of the positions, not yet normalised, in the order of `AdaptiveMixture.features`."""
+        features, end = np.empty((len(tokens), len(self._scales[2])), np.float32), 0
+        entropy, highest = base.entropy.numpy(), base.highest.numpy()
+        if self._neighbours:
+            end = 3 * len(self._ranks) + 6
+            given = tokens, distances, base.of_retrieved.numpy(), highest, self._ranks
+            kernels.neighbour_features(*given, LEAST_LOG_P, SMALL_DISTANCE, features[:, :end])
+        features[:, end], features[:, end + 1] = entropy, highest
+        if self._levels:
+            start, end = end + 2, end + 2 + self._levels * matched.FEATURES
+            lengths = found.lengths.numpy(), found.counts.numpy()
             of_matches = found.tokens.numpy(), found.ids.numpy()
-            kernels.agreement_features(tokens, distances, *of_matches, columns[:, end:])
-    return features
+            kernels.match_features(*of_matches, *lengths, of_matched, entropy, features[:, start:end])
+            if self._neighbours:
+                kernels.agreement_features(tokens, distances, *of_matches, features[:, end:])
+        return features
 
 
-def _match_features(found: Matched, of_matched: Tensor, entropy: Tensor, columns: np.ndarray) -> None:
-    """Fills the features of the exact matches."""
-    given = found.tokens, found.ids, found.lengths, found.counts, of_matched, entropy
-    kernels.match_features(*(each.numpy() for each in given), columns)
-
-
-def _neighbour_weights(
-    mixture: AdaptiveMixture, outputs: Float[Tensor, "n outputs"], base: BaseOutputs, distances: np.ndarray
-) -> Float[Tensor, "n count"]:
-    """Returns the weights of the neighbours among themselves."""
-    temperature, agreement, sharpness = outputs[..., 1:4].unbind(-1)
-    scale = torch.exp(temperature.clamp(-5, 5) - mixture.log_temperature)
-    found = torch.empty(distances.shape)
-    if found.numel():
-        numbers = (each.numpy() for each in (scale, agreement, F.softplus(sharpness)))
-        kernels.neighbour_weights(distances, base.of_retrieved.numpy(), *numbers, SMALL_DISTANCE, found.numpy())
-    return found
-
-
-def _mixed(
-    log_base: Float[Tensor, "n vocabulary"], retrieved: Retrieved, weights: MixtureWeights
-) -> Float[Tensor, "n vocabulary"]:
-    """Returns log p of the whole vocabulary."""
-    shares = weights.log_sources.exp()
-    tokens, added = [retrieved.tokens], [shares[..., 1:2] * weights.neighbours]
-    if weights.matches is not None and retrieved.matched is not None:
-        tokens.append(retrieved.matched.tokens.flatten(-2))
-        added.append((shares[..., 2:, None] * weights.matches).flatten(-2))
-    mixed = log_base + weights.log_sources[..., :1].clamp_min(-1e4)
-    kernels.add_to_mixture(torch.cat(tokens, -1).numpy(), torch.cat(added, -1).numpy(), mixed.numpy())
-    return mixed
+def _array(parameter: Tensor) -> np.ndarray:
+    """Returns a copy of a parameter."""
+    return np.array(parameter.detach().cpu().numpy(), np.float32)

@@ -12,8 +12,88 @@ import numpy as np
 from spalm.compute.compiled import compiled
 from spalm.memory import MISSING
 
+NORM_EPSILON = 1e-5
+"""Number that the hidden state's norm adds to the variance."""
 FARTHEST = 4.0
 """Highest distance that counts in the features, in usual distances."""
+
+
+@compiled(fastmath={"reassoc", "contract"})
+def network_outputs(hidden, scales, features, layers, outputs):
+    """Fills the outputs of the network at some positions.
+
+    `scales`: weight and bias of the hidden state's norm, mean and spread of the features. `layers`: weight and bias of
+    each of the three layers.
+    """
+    width, count = hidden.shape[1], features.shape[1]
+    norm_weight, norm_bias, mean, spread = scales
+    inputs = np.empty(width + count, np.float32)
+    for row in range(len(hidden)):
+        centre = np.float32(hidden[row].mean())
+        variance = np.float32(0)
+        for i in range(width):
+            variance += (hidden[row, i] - centre) ** 2
+        factor = np.float32(1 / math.sqrt(variance / width + NORM_EPSILON))
+        for i in range(width):
+            inputs[i] = (hidden[row, i] - centre) * factor * norm_weight[i] + norm_bias[i]
+        for i in range(count):
+            inputs[width + i] = (features[row, i] - mean[i]) / spread[i]
+        first = _gelu(_linear(inputs, layers[0], layers[1]))
+        second = _gelu(_linear(first, layers[2], layers[3]))
+        outputs[row] = _linear(second, layers[4], layers[5])
+
+
+@compiled(fastmath={"reassoc", "contract"})
+def _linear(inputs, weight, bias):
+    """Returns the outputs of a linear layer."""
+    outputs = np.empty(len(bias), np.float32)
+    for o in range(len(bias)):
+        total = np.float32(0)
+        for i in range(len(inputs)):
+            total += weight[o, i] * inputs[i]
+        outputs[o] = total + bias[o]
+    return outputs
+
+
+@compiled()
+def _gelu(inputs):
+    """Returns x Phi(x) of every number."""
+    for i in range(len(inputs)):
+        inputs[i] *= 0.5 * (1 + math.erf(inputs[i] / math.sqrt(2.0)))
+    return inputs
+
+
+@compiled()
+def source_weights(outputs, distances, ids, of_matched, log_sources, weights):
+    """Fills the logarithms of the sources' weights, and the weights of the occurrences of each exact match."""
+    for row in range(len(outputs)):
+        log_sources[row, 0] = 0.0
+        log_sources[row, 1] = outputs[row, 0] if np.isfinite(distances[row]).any() else -np.inf
+        for level in range(ids.shape[1]):
+            highest = -np.inf
+            for j in range(ids.shape[2]):
+                if ids[row, level, j] != MISSING:
+                    highest = max(highest, outputs[row, 4] * of_matched[row, level, j])
+            total = 0.0
+            for j in range(ids.shape[2]):
+                weights[row, level, j] = 0.0
+                if ids[row, level, j] != MISSING:
+                    weights[row, level, j] = math.exp(outputs[row, 4] * of_matched[row, level, j] - highest)
+                    total += weights[row, level, j]
+            log_sources[row, 2 + level] = outputs[row, 5 + level] if total else -np.inf
+            if total:
+                weights[row, level] /= np.float32(total)
+        _log_softmax(log_sources[row])
+
+
+@compiled()
+def _log_softmax(numbers):
+    """Subtracts the logarithm of the sum of exponentials, in place."""
+    highest = numbers.max()
+    total = 0.0
+    for i in range(len(numbers)):
+        total += math.exp(numbers[i] - highest)
+    numbers -= np.float32(highest + math.log(total))
 
 
 @compiled()
@@ -124,16 +204,19 @@ def agreement_features(tokens, distances, matched_tokens, matched_ids, features)
 
 
 @compiled()
-def neighbour_weights(distances, of_retrieved, scale, agreement, sharpness, small, weights):
+def neighbour_weights(distances, of_retrieved, outputs, log_temperature, small, weights):
     """Fills the weights of the neighbours among themselves; the same for all where there is none."""
     for row in range(len(distances)):
+        scale = np.float32(math.exp(min(max(outputs[row, 1], -5.0), 5.0) - log_temperature))
+        agreement = outputs[row, 2]
+        sharpness = np.float32(math.log1p(math.exp(-abs(outputs[row, 3]))) + max(outputs[row, 3], 0.0))
         highest = np.float32(-1e9)
         for k in range(distances.shape[1]):
             score = np.float32(-1e9)
             if np.isfinite(distances[row, k]):
                 distance = distances[row, k]
-                score = -scale[row] * distance + agreement[row] * of_retrieved[row, k]
-                score -= sharpness[row] * np.float32(math.log(distance + small))
+                score = -scale * distance + agreement * of_retrieved[row, k]
+                score -= sharpness * np.float32(math.log(distance + small))
             weights[row, k] = score
             highest = max(highest, score)
         total = 0.0
@@ -144,15 +227,24 @@ def neighbour_weights(distances, of_retrieved, scale, agreement, sharpness, smal
 
 
 @compiled()
-def add_to_mixture(proposed, added, mixed):
-    """Adds the memory's probabilities of the proposed tokens to log-probabilities."""
-    for row in range(len(proposed)):
-        order = np.argsort(proposed[row])
+def add_to_mixture(tokens, neighbours, matched_tokens, matches, log_sources, mixed):
+    """Adds the memory's probabilities of the tokens that it proposes to the base's log-probabilities, weighted."""
+    count, levels, occurrences = tokens.shape[1], matched_tokens.shape[1], matched_tokens.shape[2]
+    proposed = np.empty(count + levels * occurrences, np.int64)
+    added = np.empty(len(proposed), np.float32)
+    for row in range(len(tokens)):
+        proposed[:count] = tokens[row]
+        added[:count] = neighbours[row] * np.float32(math.exp(log_sources[row, 1]))
+        for level in range(levels):
+            begin = count + level * occurrences
+            proposed[begin : begin + occurrences] = matched_tokens[row, level]
+            added[begin : begin + occurrences] = matches[row, level] * np.float32(math.exp(log_sources[row, 2 + level]))
+        order = np.argsort(proposed)
         total = 0.0
         for j in range(len(order)):
-            token = proposed[row, order[j]]
-            total += added[row, order[j]]
-            if j + 1 == len(order) or proposed[row, order[j + 1]] != token:
+            token = proposed[order[j]]
+            total += added[order[j]]
+            if j + 1 == len(order) or proposed[order[j + 1]] != token:
                 more, known = math.log(max(total, 1e-38)), mixed[row, token]
                 higher, lower = max(more, known), min(more, known)
                 mixed[row, token] = higher + math.log1p(math.exp(lower - higher))

@@ -9,6 +9,9 @@ from torch import Tensor
 
 from spalm.settings import Settings
 
+_LOWEST_TEMPERATURE = 1e-30
+"""Temperature below which the likeliest token has all the probability."""
+
 
 class Sampling(Settings):
     """How tokens are picked, and when an answer ends."""
@@ -23,7 +26,7 @@ class Sampling(Settings):
     """Sample only from this many of the likeliest tokens; 0: all."""
     stop: list[str] = []
     """Texts at which the answer ends; they are not part of it."""
-    seed: int | None = None
+    seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
     """Seed of sampling; None: another one each time."""
 
 
@@ -52,11 +55,14 @@ def pick_token(log_probabilities: Float[Tensor, "vocabulary"], sampling: Samplin
     """Returns a token: the likeliest, or one drawn from what temperature, top_k and top_p leave."""
     if sampling.temperature == 0:
         return int(log_probabilities.argmax())
-    scores = log_probabilities / sampling.temperature
+    # Relative to the likeliest token, and by no number that single precision rounds to 0: 0 / 0 is not a number.
+    scores = (log_probabilities - log_probabilities.max()) / max(sampling.temperature, _LOWEST_TEMPERATURE)
     order = scores.sort(descending=True)
     if sampling.top_k:
         order.values[sampling.top_k :] = -torch.inf
     probabilities = order.values.softmax(-1)
     if sampling.top_p < 1:
-        probabilities[probabilities.cumsum(-1) - probabilities >= sampling.top_p] = 0
+        left_out = probabilities.cumsum(-1) - probabilities >= sampling.top_p
+        left_out[0] = False
+        probabilities[left_out] = 0
     return int(order.indices[torch.multinomial(probabilities, 1, generator=generator)])

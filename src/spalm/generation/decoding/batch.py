@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 from spalm.generation.answer import Chunk, GeneratedToken
 from spalm.generation.citations import citations_of
-from spalm.generation.decoder import Decoder
-from spalm.generation.generate import Generation, GenerationOptions, Step, advance
-from spalm.generation.stop_texts import StopTexts
+from spalm.generation.decoding.decoder import Decoder
+from spalm.generation.decoding.generate import Generation, GenerationOptions, Step, advance
+from spalm.generation.decoding.stop_texts import StopTexts
 
 if TYPE_CHECKING:
     from spalm.generation.model import Model
@@ -55,7 +55,8 @@ class RunningAnswer:
         if self.generation.finished and not self.finished:
             self.finished = True
             found.append(Chunk(finish_reason="length"))
-        return [replace(chunk, choice=self.request.choice) for chunk in found]
+        choice = self.request.choice
+        return [replace(chunk, choice=choice) for chunk in found] if choice else found
 
     def _echo(self, step: Step) -> list[Chunk]:
         """Returns the part of the prompt that is echoed in this step: with its scores, or all of it when it is read."""

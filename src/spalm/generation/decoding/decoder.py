@@ -16,8 +16,8 @@ from spalm.semiparametric import CombinedPrediction, PlainCombiner, Retrieved, a
 if TYPE_CHECKING:
     from spalm.generation.model import Model
 
-_FLOPS_OF_A_ROW = 1e6
-"""About how many operations a prediction with the memory takes at each position, besides the network's."""
+_FLOPS_OF_A_ROW = 3e7
+"""What a prediction with the memory costs at each position, in operations of a forward pass that takes as long."""
 _ROWS = 64
 """Positions of one text that are predicted together."""
 

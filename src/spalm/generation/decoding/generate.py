@@ -4,12 +4,15 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from jaxtyping import Float
+from torch import Tensor
+
 from spalm.generation.answer import FinishReason, GeneratedToken
 from spalm.generation.citations import cited_sources, memory_share
-from spalm.generation.decoder import Decoder, predict_together
-from spalm.generation.detokenise import IncrementalDetokeniser
-from spalm.generation.drafts import Drafter
-from spalm.generation.sampling import Sampling, pick_token, random_generator
+from spalm.generation.decoding.decoder import Decoder, predict_together
+from spalm.generation.decoding.detokenise import IncrementalDetokeniser
+from spalm.generation.decoding.drafts import Drafter
+from spalm.generation.decoding.sampling import Sampling, pick_token, random_generator
 from spalm.semiparametric import CombinedPrediction, Retrieved
 
 LONGEST_PIECE = 512
@@ -151,18 +154,25 @@ class Generation:
         reason: FinishReason | None = "stop" if ends else "length" if last else None
         self.finished = reason is not None
         text = "" if ends else self._detokeniser.add(token)
-        share = memory_share(combined, retrieved, token)
+        share = memory_share(combined, retrieved, token) if self.decoder.use_memory else 0.0
         cited = options.cite and share > 0
-        best = log_probabilities.topk(min(options.likely, len(log_probabilities)))
         return GeneratedToken(
             id=token,
             text=text + self._detokeniser.rest() if reason else text,
             log_probability=float(log_probabilities[token]),
             memory_share=share,
             sources=cited_sources(model.store.entries(), combined, retrieved, token) if cited else [],
-            likely=list(zip(best.indices.tolist(), best.values.tolist())),
+            likely=_likeliest(log_probabilities, options.likely),
             finish_reason=reason,
         )
+
+
+def _likeliest(log_probabilities: Float[Tensor, "vocabulary"], count: int) -> list[tuple[int, float]]:
+    """Returns the likeliest tokens and their log-probabilities."""
+    if not count:
+        return []
+    best = log_probabilities.topk(min(count, len(log_probabilities)))
+    return list(zip(best.indices.tolist(), best.values.tolist()))
 
 
 def advance(answers: Sequence[Generation], longest: int | None = None) -> list[Step]:

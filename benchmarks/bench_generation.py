@@ -1,0 +1,203 @@
+"""Tokens per second while text is generated: llama.cpp, transformers, and ours without memory, with it, with drafts.
+
+    generation.json    by memory and kind of text, the medians of all systems; at the top those in-domain with the
+                       smallest memory: llama_cpp_alone, with_memory, with_memory_and_drafts (our best backend each)
+
+Every system continues the same prompts, in turn, greedily, by as many tokens; reading the prompt counts. In-domain text
+is that of held-out articles on the memory's subject, far text is of another kind (State of the Union addresses). The
+first memory is that of bench_attach.py; larger ones are copies of it with noise (vectors), and the one with a library
+(exact matches). llama.cpp is llama-cpp-python's own class, on the same file and threads.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+
+import spalm
+from bench_attach import smollm2, write_texts
+from bench_disk import CopyingEncoder, RepeatedKeys, no_model
+from spalm.attachment import Attached, AttachSettings, attach
+from spalm.compute import Execution, Hardware, available_cores
+from spalm.console import say
+from spalm.corpus import TokenStream
+from spalm.files import write_json
+from spalm.generation import GenerationOptions, Model, Sampling, generate_tokens
+from spalm.memory import remember
+from spalm.neighbours import IndexSettings, make_searcher
+from spalm.planning import parse_count
+
+PROMPTS, PROMPT_TOKENS, TOKENS = 9, 40, 64
+"""Number of prompts of each kind, and the numbers of tokens of a prompt and of its continuation."""
+WARM_UP = 2
+"""Number of prompts of each kind that every system continues before anything is measured."""
+DOCUMENT = 1000
+"""Number of entries of a document of copies."""
+
+System = Callable[[list[int]], int]
+"""Continues a prompt and returns the number of tokens that it generated."""
+
+
+def llama_cpp_alone(path: Path, threads: int) -> System:
+    """Returns llama.cpp without anything of ours."""
+    import llama_cpp
+
+    model = llama_cpp.Llama(str(path), n_ctx=1024, n_threads=threads, n_threads_batch=threads, verbose=False)
+
+    def generate(prompt: list[int]) -> int:
+        model.reset()
+        answer = model.create_completion(prompt, max_tokens=TOKENS, temperature=0)
+        return answer["usage"]["completion_tokens"]  # pyright: ignore[reportIndexIssue, reportArgumentType]
+
+    return generate
+
+
+def transformers_alone(folder: Path, dtype: torch.dtype) -> System:
+    """Returns transformers' own generation."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
+
+    def generate(prompt: list[int]) -> int:
+        with torch.inference_mode():
+            found = model.generate(torch.tensor([prompt]), max_new_tokens=TOKENS, do_sample=False)
+        return found.shape[1] - len(prompt)
+
+    return generate
+
+
+def ours(model: Model, *, use_memory: bool, draft: bool = False) -> System:
+    """Returns our generation by one backend."""
+    options = GenerationOptions(Sampling(max_tokens=TOKENS), draft=draft)
+    return lambda prompt: sum(1 for _ in generate_tokens(model.decoder(use_memory=use_memory), prompt, options))
+
+
+def measure(systems: dict[str, System], prompts: list[list[int]]) -> dict[str, float]:
+    """Returns the median of each system's tokens per second; the systems take turns at every prompt."""
+    speeds: dict[str, list[float]] = {name: [] for name in systems}
+    for number, prompt in enumerate(prompts):
+        for name, generate in systems.items():
+            begun = time.perf_counter()
+            tokens = generate(prompt)
+            if number >= WARM_UP:
+                speeds[name].append(tokens / (time.perf_counter() - begun))
+    return {name: statistics.median(found) for name, found in speeds.items()}
+
+
+def prompts_of(stream: TokenStream) -> list[list[int]]:
+    """Returns the beginnings of documents as prompts."""
+    begins = [int(begin) for begin in stream.begins[: PROMPTS + WARM_UP]]
+    return [[stream.start, *stream.tokens[begin : begin + PROMPT_TOKENS].tolist()] for begin in begins]
+
+
+def far_prompts(model: Model, data: Path) -> list[list[int]]:
+    """Returns beginnings of paragraphs of addresses as prompts."""
+    lines = (data / "sotu" / "train.txt").read_text(encoding="utf-8").splitlines()
+    paragraphs = [line for line in lines if len(line) > 300]
+    chosen = paragraphs[:: len(paragraphs) // (PROMPTS + WARM_UP)][: PROMPTS + WARM_UP]
+    return [model.tokeniser.prompt(text)[: PROMPT_TOKENS + 1] for text in chosen]
+
+
+def grown(source: Path, folder: Path, entries: int) -> Path:
+    """Returns a copy of an attached directory whose memory has copies of its keys with noise, `entries` in all."""
+    if folder.exists():
+        return folder
+    unfinished = folder.with_name(folder.name + ".unfinished")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    shutil.copytree(source, unfinished)
+    attached = Attached(unfinished, Hardware())
+    memory, base = attached.memory, attached.base
+    more = entries - len(memory.entries())
+    keys = RepeatedKeys(memory, more)
+    reading, vocabulary = base.encoder.reading, base.encoder.vocabulary
+    about = base.digest, memory.width, vocabulary, reading, no_model, lambda: torch.device("cpu")
+    encoder = CopyingEncoder(*about, vectors=keys)
+    tokens = np.resize(memory.entries().tokens(0, len(memory.entries())), more)
+    ends = np.append(np.arange(DOCUMENT, more, DOCUMENT), more)
+    stream = TokenStream(tokens, ends, lambda: [f"copy {end}" for end in ends], attached.corpus.tokeniser.start)
+    remember(memory, encoder, stream, {"copies": more})
+    shutil.rmtree(unfinished / "index")
+    make_searcher(memory, unfinished / "index", IndexSettings(kind="faiss", recall=0.95, neighbours=64))
+    unfinished.rename(folder)
+    return folder
+
+
+def memories(work: Path, data: Path, sizes: list[str]) -> dict[str, Path]:
+    """Returns attached directories by the kind of memory; they are made where they are missing."""
+    texts, library = work / "texts", work / "library.jsonl"
+    write_texts(texts, library, data, 350)
+    found = {"0.1M entries": work / "attached"}
+    settings = AttachSettings(memory="both")
+    attach(str(smollm2()), [texts], found["0.1M entries"], settings, Execution())
+    for size in sizes:
+        if size == "library":
+            found["30M tokens of exact matches"] = work / "with_library"
+            larger = settings.model_copy(update={"library": [str(library)]})
+            attach(str(smollm2()), [texts], work / "with_library", larger, Execution())
+        else:
+            found[f"{size} entries"] = grown(
+                work / "attached", work / f"grown-{size}", int(parse_count(size, "--also"))
+            )
+    return found
+
+
+def systems_of(folder: Path, path: Path, threads: int) -> tuple[dict[str, System], Model]:
+    """Returns all systems, ours with one memory, and a model of ours."""
+    hardware = {name: spalm.Hardware("cpu", threads, backend=name) for name in ("llama", "torch")}
+    models = {name: spalm.load(folder, execution=Execution(each)) for name, each in hardware.items()}
+    found = {"llama.cpp alone": llama_cpp_alone(path, threads)}
+    base = folder / "model"
+    found["transformers alone, float32"] = transformers_alone(base, torch.float32)
+    if torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        found["transformers alone, bfloat16"] = transformers_alone(base, torch.bfloat16)
+    for name, model in models.items():
+        found[f"ours by {name}, without memory"] = ours(model, use_memory=False)
+        found[f"ours by {name}, with memory"] = ours(model, use_memory=True)
+        found[f"ours by {name}, with memory and drafts"] = ours(model, use_memory=True, draft=True)
+    return found, models["llama"]
+
+
+def best(speeds: dict[str, float], ending: str) -> float:
+    """Returns the speed of our better backend."""
+    return max(speed for name, speed in speeds.items() if name.startswith("ours") and name.endswith(ending))
+
+
+def main() -> None:
+    """Measures all systems with every memory and writes the figures."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--out", type=Path, default=Path("runs/bench/generation.json"))
+    parser.add_argument("--work", type=Path, default=Path("runs/bench/attach"), help="folder of the memories")
+    parser.add_argument("--also", nargs="*", default=["library", "1M", "10M"], help="further memories")
+    parser.add_argument("--attached", type=Path, help="what `spalm attach` made of SmolLM2, instead of these memories")
+    given = parser.parse_args()
+    data, threads = Path(os.environ["SPALM_DATA"]), available_cores()
+    result: dict = {"cores": threads, "tokens": TOKENS, "memories": {}}
+    found = {given.attached.name: given.attached} if given.attached else memories(given.work, data, given.also)
+    for name, folder in found.items():
+        systems, model = systems_of(folder, smollm2(), threads)
+        texts = {
+            "in-domain": prompts_of(model.models.corpus.split("test")),
+            "far": far_prompts(model, data),
+        }
+        result["memories"][name] = {kind: measure(systems, prompts) for kind, prompts in texts.items()}
+        for kind, speeds in result["memories"][name].items():
+            say(f"{name}, {kind}: " + ", ".join(f"{system} {speed:.1f}" for system, speed in speeds.items()))
+        first = next(iter(result["memories"].values()))["in-domain"]
+        top = {
+            "llama_cpp_alone": first["llama.cpp alone"],
+            "with_memory": best(first, "with memory"),
+            "with_memory_and_drafts": best(first, "and drafts"),
+        }
+        write_json(given.out, {**top, **result})
+    say(json.dumps(top, indent=2))
+
+
+if __name__ == "__main__":
+    main()

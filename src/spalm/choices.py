@@ -1,0 +1,27 @@
+"""Names that users choose from. The command line shows them before any numerical library is loaded."""
+
+from typing import Literal
+
+CORPORA = ("wikitext-103", "wikitext-2", "enwik8")
+"""Names of the corpora that can be downloaded."""
+EngineName = Literal["local", "ray"]
+"""Name of an engine: the threads of this machine, or a Ray cluster."""
+BackendName = Literal["torch", "llama"]
+"""Name of what runs a pretrained model while text is generated."""
+IndexKind = Literal["exact", "faiss", "disk", "scann"]
+"""Name of a kind of index."""
+NetworkName = Literal["transformer", "transformer-xl", "spalm"]
+"""Name of a network that a run trains."""
+RowName = Literal[
+    "transformer", "transformer-xl", "knn-lm", "spalm", "spalm+knn", "spalm-adaptive", "nearest", "exact", "adaptive"
+]
+"""Name of a row of the results."""
+HeldOut = Literal["dev", "test"]
+"""Name of a split on which rows are scored."""
+ANALYSES = (
+    *("strips", "outputs", "gates", "heatmap", "neighbours", "matches"),
+    *("overlap", "significance", "position", "frequency", "ablation", "curves"),
+)
+"""Names of the analyses of a finished run, in the order of the report."""
+LEAST_SPAN = 6
+"""Number of tokens of the shortest span that tracing reports by default."""
