@@ -26,7 +26,7 @@ from rich.console import Console
 from spalm.attachment import Attached, AttachSettings, attach, print_attached
 from spalm.attachment.fitting.learning import fit_combiner
 from spalm.compute import Execution
-from spalm.console import say
+from spalm.console import print_json
 from spalm.errors import InputError
 from spalm.files import write_json
 from spalm.generation import AttachedModels, GenerationOptions, Model, Sampling, generate_tokens, model_of
@@ -178,7 +178,7 @@ def main() -> None:
         "cores": os.cpu_count(),
     }
     write_json(given.out, result)
-    say(json.dumps(result, indent=2))
+    print_json(result)
 
 
 if __name__ == "__main__":

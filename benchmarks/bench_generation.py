@@ -6,11 +6,11 @@
 Every system continues the same prompts, in turn, greedily, by as many tokens; reading the prompt counts. In-domain text
 is that of held-out articles on the memory's subject, far text is of another kind (State of the Union addresses). The
 first memory is that of bench_attach.py; larger ones are copies of it with noise (vectors), and the one with a library
-(exact matches). llama.cpp is llama-cpp-python's own class, on the same file and threads.
+(exact matches). llama.cpp is llama-cpp-python's own class, on the same file and threads. `perplexity` is that of test
+documents by either backend of ours.
 """
 
 import argparse
-import json
 import os
 import shutil
 import statistics
@@ -26,7 +26,7 @@ from bench_attach import smollm2, write_texts
 from bench_disk import CopyingEncoder, RepeatedKeys, no_model
 from spalm.attachment import Attached, AttachSettings, attach
 from spalm.compute import Execution, Hardware, available_cores
-from spalm.console import say
+from spalm.console import print_json, say
 from spalm.corpus import TokenStream
 from spalm.files import write_json
 from spalm.generation import GenerationOptions, Model, Sampling, generate_tokens
@@ -164,6 +164,30 @@ def systems_of(folder: Path, path: Path, threads: int) -> tuple[dict[str, System
     return found, models["llama"]
 
 
+def perplexities(folder: Path, copy: Path, threads: int) -> dict[str, float]:
+    """Returns the perplexity of the test documents by each backend, with a memory that does not hold them.
+
+    The keys of the memory were made by torch; the queries are each backend's own hidden states.
+    """
+    if not copy.exists():
+        shutil.copytree(folder, copy)
+    found: dict[str, float] = {}
+    for backend in ("torch", "llama"):
+        model = spalm.load(copy, execution=Execution(spalm.Hardware("cpu", threads, backend=backend)))
+        test = model.models.corpus.split("test")
+        held = {document.name for document in model.memory.documents()}
+        for name in held.intersection(test.names):
+            model.memory.forget(name)
+        log_p, log_base = [], []
+        for begin, end in zip(test.begins, test.ends):
+            score = model.score(model.tokeniser.decode(test.tokens[begin:end].tolist()))
+            log_p += [token.log_probability for token in score.tokens]
+            log_base += [token.without_memory for token in score.tokens]
+        found[f"{backend}, with memory"] = float(np.exp(-np.mean(log_p)))
+        found[f"{backend}, without memory"] = float(np.exp(-np.mean(log_base)))
+    return found
+
+
 def best(speeds: dict[str, float], ending: str) -> float:
     """Returns the speed of our better backend."""
     return max(speed for name, speed in speeds.items() if name.startswith("ours") and name.endswith(ending))
@@ -196,7 +220,9 @@ def main() -> None:
             "with_memory_and_drafts": best(first, "and drafts"),
         }
         write_json(given.out, {**top, **result})
-    say(json.dumps(top, indent=2))
+    result["perplexity"] = perplexities(next(iter(found.values())), given.work / "without-test", threads)
+    write_json(given.out, {**top, **result})
+    print_json({**top, "perplexity": result["perplexity"]})
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ from bench_attach import smollm2
 from bench_generation import memories
 from spalm.attachment import Attached
 from spalm.compute import Hardware, available_cores
-from spalm.console import say
+from spalm.console import print_json, say
 from spalm.files import write_json
 
 CLIENTS = (1, 4, 8, 16)
@@ -166,7 +166,7 @@ def main() -> None:
             at_8 = result["clients"][8]
             top = {f"{name}_8_clients": at_8[key]["tokens_per_second"] for name, key in _NAMES.items()}
             write_json(given.out, {**top, **result})
-    say(json.dumps({name: result["clients"][8][key]["tokens_per_second"] for name, key in _NAMES.items()}))
+    print_json(top)
 
 
 _NAMES = {"llama_cpp": "llama.cpp", "ours": "ours"}

@@ -203,7 +203,7 @@ def test_import_is_light():
 def test_the_command_line_needs_only_the_core():
     """No optional package is imported by importing everything that the command line does."""
     optional = {"tensorboard", "pytest", "hypothesis", "transformers", "ray", "scann"}
-    everything = "import spalm.api, spalm.cli.verbs, spalm.planning, spalm.server"
+    everything = "import spalm.api, spalm.cli.verbs, spalm.maintenance, spalm.planning, spalm.server"
     assert not modules_after(everything) & optional
 
 

@@ -1,6 +1,6 @@
 """Attaching a memory to a frozen, pretrained language model: texts in, a fitted and measured combiner out.
 
-The figures are measured before dev and test join the memory.
+The figures are measured with the training documents alone, whatever else the memory holds.
 """
 
 from dataclasses import asdict, dataclass
