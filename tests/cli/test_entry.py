@@ -26,6 +26,8 @@ STOPPED = "spalm: stopped; run the same command again to go on from here"
 INTERRUPTED = """
 import json, os, signal, sys
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs begin with SIGINT ignored
+
 class Finder:
     def find_spec(self, name, *_):
         if name == sys.argv[1]:
@@ -42,7 +44,7 @@ ESCAPES = "\x1b]0;title\x07\x1b[2Jred\x9b31m\u202eevil\r\nline"
 
 
 def python(*arguments: str, **more) -> subprocess.CompletedProcess:
-    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, **more)
+    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=120, **more)
 
 
 @pytest.mark.parametrize(

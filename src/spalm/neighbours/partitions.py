@@ -6,7 +6,7 @@ group: partitions with near numbers lie near each other.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
 
@@ -114,7 +114,8 @@ class Partitions:
 
     def save(self, path: Path) -> None:
         """Writes all arrays to one safetensors file."""
-        arrays = {**vars(self.space), **{name: array for name, array in vars(self).items() if name != "space"}}
+        own = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "space"}
+        arrays = {**{field.name: getattr(self.space, field.name) for field in fields(self.space)}, **own}
         write_atomically(path, save({name: np.ascontiguousarray(array) for name, array in arrays.items()}))
 
     @classmethod

@@ -53,7 +53,7 @@ class ModelThread:
     def call(self, work: Callable[[], Any]) -> Call:
         """Has a function called; its result is in the call's future."""
         call = Call(work)
-        self._add(call, self._calls)
+        self._add(call)
         return call
 
     def answer(
@@ -61,15 +61,18 @@ class ModelThread:
     ) -> Answers:
         """Has answers generated; their chunks are delivered after each step."""
         answers = Answers(deque(requests), deliver)
-        self._add(answers, self._requests)
+        self._add(answers)
         return answers
 
-    def _add(self, work: Call | Answers, to: deque[Call] | list[Answers]) -> None:
+    def _add(self, work: Call | Answers) -> None:
         """Adds work; the thread is started with the first."""
         with self._changed:
             if self._closed:
                 raise ServerStopping
-            to.append(work)  # pyright: ignore[reportArgumentType]
+            if isinstance(work, Call):
+                self._calls.append(work)
+            else:
+                self._requests.append(work)
             self._changed.notify()
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="model", daemon=True)
