@@ -2,7 +2,6 @@
 
 import shutil
 import struct
-from dataclasses import replace
 
 import faiss
 import numpy as np
@@ -172,7 +171,7 @@ def test_a_damaged_index_is_told(memory, tmp_path, name, digests):
 def test_any_flipped_bit_of_an_index_is_told_before_it_is_opened(memory, tmp_path, monkeypatch, kind):
     """The library that reads it would trust it, and may end the process."""
     folder, random = tmp_path / "index", np.random.default_rng(7)
-    make_searcher(memory, folder, replace(SETTINGS, kind=kind))
+    make_searcher(memory, folder, SETTINGS.model_copy(update={"kind": kind}))
     open_searcher(memory, folder)
     monkeypatch.setattr("spalm.neighbours.index.build.load_index", None)
     for path in folder.iterdir():
