@@ -164,20 +164,29 @@ def systems_of(folder: Path, path: Path, threads: int) -> tuple[dict[str, System
     return found, models["llama"]
 
 
-def perplexities(folder: Path, copy: Path, threads: int) -> dict[str, float]:
+def without_test(folder: Path, copy: Path) -> Path:
+    """Returns a copy of an attached directory whose memory does not hold the test documents, which prompts are from."""
+    if copy.exists():
+        return copy
+    unfinished = copy.with_name(copy.name + ".unfinished")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    shutil.copytree(folder, unfinished)
+    attached = Attached(unfinished, Hardware())
+    held = set(attached.memory.entries().live_documents.names)
+    attached.memory.forget(sorted(held.intersection(attached.corpus.split("test").names)))
+    unfinished.rename(copy)
+    return copy
+
+
+def perplexities(folder: Path, threads: int) -> dict[str, float]:
     """Returns the perplexity of the test documents by each backend, with a memory that does not hold them.
 
     The keys of the memory were made by torch; the queries are each backend's own hidden states.
     """
-    if not copy.exists():
-        shutil.copytree(folder, copy)
     found: dict[str, float] = {}
     for backend in ("torch", "llama"):
-        model = spalm.load(copy, execution=Execution(spalm.Hardware("cpu", threads, backend=backend)))
+        model = spalm.load(folder, execution=Execution(spalm.Hardware("cpu", threads, backend=backend)))
         test = model.models.corpus.split("test")
-        held = {document.name for document in model.memory.documents()}
-        for name in held.intersection(test.names):
-            model.memory.forget(name)
         log_p, log_base = [], []
         for begin, end in zip(test.begins, test.ends):
             score = model.score(model.tokeniser.decode(test.tokens[begin:end].tolist()))
@@ -204,6 +213,7 @@ def main() -> None:
     data, threads = Path(os.environ["SPALM_DATA"]), available_cores()
     result: dict = {"cores": threads, "tokens": TOKENS, "memories": {}}
     found = {given.attached.name: given.attached} if given.attached else memories(given.work, data, given.also)
+    found = {name: without_test(folder, given.work / f"{folder.name}-without-test") for name, folder in found.items()}
     for name, folder in found.items():
         systems, model = systems_of(folder, smollm2(), threads)
         texts = {
@@ -220,7 +230,7 @@ def main() -> None:
             "with_memory_and_drafts": best(first, "and drafts"),
         }
         write_json(given.out, {**top, **result})
-    result["perplexity"] = perplexities(next(iter(found.values())), given.work / "without-test", threads)
+    result["perplexity"] = perplexities(next(iter(found.values())), threads)
     write_json(given.out, {**top, **result})
     print_json({**top, "perplexity": result["perplexity"]})
 

@@ -25,7 +25,7 @@ from pathlib import Path
 import httpx
 
 from bench_attach import smollm2
-from bench_generation import memories
+from bench_generation import memories, without_test
 from spalm.attachment import Attached
 from spalm.compute import Hardware, available_cores
 from spalm.console import print_json, say
@@ -145,6 +145,7 @@ def main() -> None:
     parser.add_argument("--attached", type=Path, help="what `spalm attach` made of SmolLM2, instead of that memory")
     given = parser.parse_args()
     folder = given.attached or memories(given.work, Path(os.environ["SPALM_DATA"]), [])["0.1M entries"]
+    folder = without_test(folder, given.work / f"{folder.name}-without-test")
     corpus = Attached(folder, Hardware()).corpus
     test = corpus.split("test")
     needed = max(CLIENTS) * REQUESTS
