@@ -23,12 +23,12 @@ from typing import Any
 
 from rich.console import Console
 
-from spalm.artifact import write_json
 from spalm.attachment import Attached, AttachSettings, attach, print_attached
 from spalm.attachment.fitting.learning import fit_combiner
 from spalm.compute import Execution
 from spalm.console import print_json
 from spalm.errors import InputError
+from spalm.files import write_json
 from spalm.generation import AttachedModels, GenerationOptions, Model, Sampling, generate_tokens, model_of
 
 FOOTBALLER = re.compile(r"football(er| player)")

@@ -21,10 +21,10 @@ import numpy as np
 import torch
 
 from bench_neighbours import RepeatedKeys, resident, trained_keys
-from spalm.artifact import write_json
 from spalm.compute import parse_size
 from spalm.console import say
 from spalm.corpus import TokenStream
+from spalm.files import write_json
 from spalm.lm import LanguageModel, Reading
 from spalm.memory import Encoder, Memory, MemorySettings, open_memory, remember
 from spalm.neighbours import IndexKind, IndexSettings, make_searcher, open_searcher

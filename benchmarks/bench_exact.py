@@ -31,12 +31,12 @@ import torch
 
 from bench_disk import control_group, drop_from_cache, no_model
 from bench_neighbours import resident
-from spalm.artifact import read_json, write_json
 from spalm.compute import Execution, Hardware, available_cores, set_threads
 from spalm.console import say
 from spalm.corpus import Tokeniser, TokeniserSettings, TokenStream
 from spalm.corpus.sources.text_source import locate
 from spalm.corpus.tokeniser import learn_tokeniser, tokeniser_from_json
+from spalm.files import read_json, write_json
 from spalm.lm import Reading
 from spalm.memory import Encoder, Memory, MemorySettings, open_memory, remember
 from spalm.memory.exact import LONGEST, reversed_context

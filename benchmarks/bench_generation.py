@@ -24,11 +24,11 @@ import torch
 import spalm
 from bench_attach import smollm2, write_texts
 from bench_disk import CopyingEncoder, RepeatedKeys, no_model
-from spalm.artifact import write_json
 from spalm.attachment import Attached, AttachSettings, attach
 from spalm.compute import Execution, Hardware, available_cores
 from spalm.console import print_json, say
 from spalm.corpus import TokenStream
+from spalm.files import write_json
 from spalm.generation import GenerationOptions, Model, Sampling, generate_tokens
 from spalm.memory import remember
 from spalm.neighbours import IndexSettings, make_searcher

@@ -27,11 +27,11 @@ from rich.console import Console
 from rich.table import Table
 
 import peers
-from spalm.artifact import write_json
 from spalm.compute import LOCAL, parse_size
 from spalm.console import say
 from spalm.corpus import tokenise_files
 from spalm.corpus.sources.text_source import locate
+from spalm.files import write_json
 from spalm.memory import Memory, remember, source_of_split, source_of_text
 from spalm.neighbours import BulkJoin, NeighbourSettings, RamBudget
 from spalm.neighbours.vectors import Vectors

@@ -18,9 +18,9 @@ from typing import Any
 import torch
 
 from bench_neighbours import FirstKeys, K, trained_keys
-from spalm.artifact import write_json
 from spalm.compute import LOCAL, using_threads
 from spalm.console import say
+from spalm.files import write_json
 from spalm.lm import Transformer, count_flops
 from spalm.neighbours import BulkJoin, NeighbourSettings, RamBudget
 from spalm.neighbours.join.cost import gflops_of_a_core

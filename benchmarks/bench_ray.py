@@ -20,9 +20,10 @@ from pathlib import Path
 import torch
 
 from bench_neighbours import family, trained_run
-from spalm.artifact import digest_of_file, write_json
 from spalm.compute import Engine, Execution, JobPart, ProgressCallback, open_engine, set_threads, split_rows
 from spalm.console import say
+from spalm.digests import digest_of_file
+from spalm.files import write_json
 from spalm.memory import MemorySettings, open_memory, remember, source_of_text
 from spalm.neighbours import BulkJoin, NeighbourSettings, RamBudget
 from spalm.runs import Run

@@ -26,10 +26,10 @@ import httpx
 
 from bench_attach import smollm2
 from bench_generation import memories, without_test
-from spalm.artifact import write_json
 from spalm.attachment import Attached
 from spalm.compute import Hardware, available_cores
 from spalm.console import print_json, say
+from spalm.files import write_json
 
 CLIENTS = (1, 4, 8, 16)
 TOKENS, PROMPT_TOKENS = 48, 40

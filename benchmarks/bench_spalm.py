@@ -15,10 +15,11 @@ import numpy as np
 import torch
 from torch import nn
 
-from spalm.artifact import Stage, write_json
+from spalm.artifact import Stage
 from spalm.compute import Hardware
 from spalm.console import say
 from spalm.corpus import Corpus, TrainingBatches
+from spalm.files import write_json
 from spalm.lm import Reading, Transformer, segment_loss
 from spalm.memory import Encoder, Memory, open_memory, remember, source_of_split
 from spalm.neighbours import NeighbourTable

@@ -139,7 +139,7 @@ def test_scratch_that_a_kill_left_is_removed_later(tmp_path, monkeypatch):
             made(tmp_path / "x", make=with_scratch)
     assert (tmp_path / "x" / "work").exists()
     made(tmp_path / "x", make=fail)
-    assert sorted(path.name for path in (tmp_path / "x").iterdir()) == ["manifest.json", "numbers"]
+    assert sorted(path.name for path in (tmp_path / "x").iterdir()) == ["SHA256SUMS", "manifest.json", "numbers"]
 
 
 def test_a_full_disk_at_the_first_file_leaves_nothing_in_the_way(tmp_path, monkeypatch):

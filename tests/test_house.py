@@ -20,7 +20,18 @@ from spalm.semiparametric import Spalm
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "spalm"
-GROUND_FLOOR = ["choices", "errors", "settings", "console", "paths", "artifact", "openmp"]
+GROUND_FLOOR = [
+    "choices",
+    "errors",
+    "files",
+    "digests",
+    "settings",
+    "console",
+    "paths",
+    "manifest",
+    "artifact",
+    "openmp",
+]
 """Modules that every room may import; among themselves they follow the same rule."""
 ROOMS = [
     "corpus",
@@ -33,6 +44,7 @@ ROOMS = [
     "runs",
     "attachment",
     "generation",
+    "maintenance",
     "server",
     "study",
     "planning",
@@ -191,7 +203,7 @@ def test_import_is_light():
 def test_the_command_line_needs_only_the_core():
     """No optional package is imported by importing everything that the command line does."""
     optional = {"tensorboard", "pytest", "hypothesis", "transformers", "ray", "scann"}
-    everything = "import spalm.api, spalm.cli.verbs, spalm.planning, spalm.server"
+    everything = "import spalm.api, spalm.cli.verbs, spalm.maintenance, spalm.planning, spalm.server"
     assert not modules_after(everything) & optional
 
 

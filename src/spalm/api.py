@@ -102,7 +102,7 @@ class CompletedRun(FinishedRun):
 
     def report(self, out: Location | None = None) -> Path:
         """Writes the run as one HTML page and returns its path; default: RUN/report/report.html."""
-        return write_report(self, self.directory / "report" if out is None else Path(out))
+        return write_report(self, None if out is None else Path(out))
 
     def load(self, model: RowName | None = None, *, execution: Execution | None = None) -> Model:
         """Opens one of the run's models; default: the last of its table, `adaptive`."""

@@ -1,6 +1,7 @@
 """Artifacts: what stages make and read, each a directory that describes itself.
 
     DIR/manifest.json     what it is, its settings, its parents' digests, its files with size, dtype, shape and digest
+    DIR/SHA256SUMS        digests of all files, the manifest included
     DIR/...               the files
 
 The manifest is written last and in one step, so a directory with a manifest is complete. A directory that is still
@@ -8,9 +9,7 @@ being made holds `unfinished.json` instead, which says what it will be: work res
 """
 
 import fcntl
-import hashlib
 import itertools
-import json
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
@@ -23,43 +22,64 @@ import numpy as np
 
 import spalm
 from spalm.console import say
-from spalm.errors import InputError, InUseError
+from spalm.digests import SUMS, digest_of_file, digest_of_json, digest_of_text, read_sums, refuse_changed, write_sums
+from spalm.errors import DamagedError, InputError, InUseError
+from spalm.files import (
+    as_json,
+    child,
+    is_leftover,
+    is_plain_name,
+    read_json,
+    refuse_links_out_of,
+    remove_leftovers,
+    validated,
+    write_atomically,
+    write_json,
+)
+from spalm.manifest import Described, Identity, Manifest
 from spalm.settings import differences
 
 MANIFEST = "manifest.json"
 """File that describes a finished artifact."""
 UNFINISHED = "unfinished.json"
 """File that describes an artifact that is being made."""
+ERASING = "erasing.json"
+"""File that marks an artifact of which parts are being erased: its manifest is not that of its files."""
+_ERASED = "digest_before_erasure"
+"""Field of a manifest that holds the digest of the artifact before parts of it were erased."""
 SCRATCH = "scratch.json"
 """File that lists the scratch files and folders, which are removed once the artifact is complete."""
 PREVIOUS = ".previous"
 """End of the name of an artifact that was set aside, before a number if there are several."""
-TEMPORARY = ".tmp"
-"""End of the names of files that are being written."""
 
 
 class Artifact:
-    """A finished artifact, opened for reading. Opening checks that every file is there with its full size."""
+    """A finished artifact, opened for reading. Opening checks the manifest, and that every file has its full size."""
 
-    def __init__(self, directory: Path | str, kind: str | None = None):
+    def __init__(self, directory: Path | str, kind: str | None = None, facts: Any = None):
+        """`facts` is the type that the facts must have, for pydantic."""
         self.directory = Path(directory)
-        path = self.directory / MANIFEST
+        path, again = self.directory / MANIFEST, f"remove {self.directory} and make it again"
         if not path.exists():
             state = "is unfinished: run the same command again" if self.directory.exists() else "does not exist"
             raise InputError(f"{self.directory} {state} (no {MANIFEST})")
-        try:
-            self.manifest: dict[str, Any] = json.loads(path.read_text())
-            self.kind, self.settings, self.facts = (self.manifest[key] for key in ("kind", "settings", "facts"))
-            files: dict[str, dict[str, Any]] = dict(self.manifest["files"])
-        except (ValueError, KeyError, TypeError):
-            raise InputError(f"{path} is damaged; remove {self.directory} and make it again") from None
+        if (self.directory / ERASING).exists():
+            raise InputError(f"removing documents from {self.directory} was interrupted; run `spalm compact` again")
+        refuse_changed(self.directory, [MANIFEST], again)
+        self.manifest: dict[str, Any] = read_json(child(self.directory, MANIFEST), remedy=again)
+        form: Manifest = validated(self.manifest, Manifest, path, remedy=again)
+        self.kind = form.kind
+        self.settings, self.facts = Described(form.settings, path), Described(form.facts, path)
         if kind is not None and self.kind != kind:
             raise InputError(f"{self.directory} holds a {self.kind}, a {kind} is needed; give another directory")
-        for name, entry in files.items():
-            size = (self.directory / name).stat().st_size if (self.directory / name).exists() else None
-            if size != entry["bytes"]:
-                found = "is missing" if size is None else f"has {size:,} bytes, its manifest says {entry['bytes']:,}"
-                raise InputError(f"{self.directory / name} {found}; remove {self.directory} and make it again")
+        if facts is not None:
+            validated(self.facts, facts, path, remedy=again)
+        for name, entry in form.files.items():
+            file = child(self.directory, name)
+            size = file.stat().st_size if file.is_file() else None
+            if size != entry.bytes:
+                found = "is missing" if size is None else f"has {size:,} bytes, its manifest says {entry.bytes:,}"
+                raise DamagedError(f"{file} {found}; {again}")
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -68,12 +88,17 @@ class Artifact:
 
     @property
     def digest(self) -> str:
-        """Digest of everything in the artifact: the manifest holds the digest of each file."""
-        return digest_of_json(self.manifest)
+        """Digest of everything in the artifact: the manifest holds the digest of each file.
+
+        It stays the same if parts are erased later, because what was made from them names them by it.
+        """
+        return self.manifest.get(_ERASED) or digest_of_json(self.manifest)
 
     def array(self, name: str) -> np.ndarray:
         """Returns the array called `name`, memory-mapped and read-only."""
-        entry = self.manifest["files"][name]
+        entry = self.manifest["files"].get(name, {})
+        if "shape" not in entry:
+            raise DamagedError(f"{self.directory} has no array {name}; remove it and make it again")
         shape = tuple(entry["shape"])
         if not all(shape):
             return np.zeros(shape, entry["dtype"])
@@ -81,49 +106,39 @@ class Artifact:
 
     def verify(self) -> None:
         """Reads every byte and compares it with the digests of the manifest."""
-        for name, entry in self.manifest["files"].items():
-            if digest_of_file(self.directory / name) != entry["sha256"]:
-                raise InputError(f"{self.directory / name} is damaged (its digest differs); make it again")
+        for name in self.manifest["files"]:
+            self.intact(name)
+
+    def intact(self, name: str) -> Path:
+        """Returns the path of a file; refuses one whose bytes are not those of the manifest."""
+        path, entry = child(self.directory, name), self.manifest["files"].get(name)
+        if entry is None or not path.is_file() or digest_of_file(path) != entry["sha256"]:
+            raise DamagedError(f"{path} is damaged (its digest differs); make it again")
+        return path
 
 
-def digest_of_file(path: Path) -> str:
-    """Returns the SHA-256 of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+@contextmanager
+def erasing(directory: Path) -> Iterator[None]:
+    """Marks a finished artifact while parts of its files are erased, then writes its manifest anew."""
+    write_json(directory / ERASING, {})
+    yield
+    finish_erasure(directory)
 
 
-def digest_of_json(value: Any) -> str:
-    """Returns the SHA-256 of a JSON value, whatever the order of its keys."""
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
-
-
-def write_atomically(path: Path, content: bytes | str, *, mark: str = "", sync: bool = True) -> None:
-    """Puts `content` at `path` in one step: a crash leaves the old file or the new one, nothing between.
-
-    Where several processes may write the same file at once, each gives a `mark` of its own. Scratch files need no
-    `sync` to the disk.
-    """
-    temporary = path.with_name(path.name + mark + TEMPORARY)
-    try:
-        with temporary.open("wb") as file:
-            file.write(content.encode() if isinstance(content, str) else content)
-            file.flush()
-            if sync:
-                os.fsync(file.fileno())
-        temporary.replace(path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Writes a JSON file in one step."""
-    write_atomically(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
-
-
-def read_json(path: Path) -> Any:
-    """Returns the value in a JSON file."""
-    return json.loads(path.read_text())
+def finish_erasure(directory: Path) -> None:
+    """Writes the manifest of an artifact anew from its files, of which parts were erased; its digest stays."""
+    manifest = read_json(child(directory, MANIFEST), dict)
+    form: Manifest = validated(manifest, Manifest, directory / MANIFEST, remedy=f"remove {directory}")
+    entries = {}
+    for name in form.files:
+        path = child(directory, name)
+        entries[name] = {**manifest["files"][name], "bytes": path.stat().st_size, "sha256": digest_of_file(path)}
+    digest = form.digest_before_erasure or digest_of_json(manifest)
+    content = as_json({**manifest, "files": entries, _ERASED: digest})
+    sums = {**(read_sums(directory) or {}), **{name: entry["sha256"] for name, entry in entries.items()}}
+    write_sums(directory, {**sums, MANIFEST: digest_of_text(content)})
+    write_atomically(directory / MANIFEST, content)
+    (directory / ERASING).unlink()
 
 
 class Draft:
@@ -139,6 +154,7 @@ class Draft:
 
     def scratch(self, name: str) -> Path:
         """Returns the path of a file or folder that is removed once the artifact is complete, and not before."""
+        assert is_plain_name(name)
         named = _scratch_of(self.directory)
         if name not in named:
             write_json(self.directory / SCRATCH, [*named, name])
@@ -159,12 +175,19 @@ class Draft:
                 "sha256": digest_of_file(path),
                 **self._arrays.get(name, {}),
             }
-        write_json(
-            self.directory / MANIFEST,
-            {**identity, "facts": dict(facts), "files": entries, "spalm": spalm.__version__},
-        )
+        manifest = as_json({**identity, "facts": dict(facts), "files": entries, "spalm": spalm.__version__})
+        sums = {name: entry["sha256"] for name, entry in entries.items()}
+        sums |= {name: digest_of_file(self.directory / name) for name in self._others({*entries})}
+        write_sums(self.directory, {**sums, MANIFEST: digest_of_text(manifest)})
+        write_atomically(self.directory / MANIFEST, manifest)
         (self.directory / UNFINISHED).unlink()
         _tidy(self.directory)
+
+    def _others(self, listed: set[str]) -> list[str]:
+        """Returns the names of the files that stay but are not in the manifest, such as a log."""
+        passing = {UNFINISHED, SCRATCH, SUMS, MANIFEST, *_scratch_of(self.directory)}
+        names = [path.name for path in self.directory.iterdir() if path.is_file()]
+        return [name for name in names if name not in passing | listed and not is_leftover(name)]
 
 
 Fill = Callable[[Draft], tuple[dict[str, Any], list[str]]]
@@ -231,7 +254,8 @@ class Stage:
         """
         marker = directory / UNFINISHED
         if marker.exists() and not restart:
-            changed = differences(json.loads(marker.read_text()), self.identity)
+            begun = read_json(child(directory, UNFINISHED), Identity, remedy=f"remove {directory} and begin again")
+            changed = differences(begun.model_dump(), self.identity)
             if not changed:
                 return
             if not self.cheap:
@@ -239,8 +263,8 @@ class Stage:
                     f"{directory} holds unfinished work with other settings ({changed[0]}); "
                     "go back to them, choose another --out, or give --restart to begin again"
                 )
-        ours = {name + end for name in (UNFINISHED, SCRATCH) for end in ("", TEMPORARY)}
-        others = [path for path in directory.iterdir() if path.name not in ours]
+        remove_leftovers(directory)
+        others = [path for path in directory.iterdir() if path.name not in (UNFINISHED, SCRATCH)]
         if others and not marker.exists():
             raise InputError(f"{directory} holds files that are not ours ({others[0].name}); choose another --out")
         for path in others:
@@ -249,9 +273,14 @@ class Stage:
 
 
 def _scratch_of(directory: Path) -> list[str]:
-    """Returns the names of the scratch files and folders that a directory lists."""
+    """Returns the names of the scratch files and folders that a directory lists, all of them in the directory."""
     path = directory / SCRATCH
-    return read_json(path) if path.exists() else []
+    if not path.exists():
+        return []
+    names = read_json(child(directory, SCRATCH), list[str], remedy=f"remove {directory} and make it again")
+    if not all(map(is_plain_name, names)):
+        raise DamagedError(f"{path} names files that are not in {directory}; remove {directory} and make it again")
+    return names
 
 
 def _tidy(directory: Path) -> None:
@@ -263,7 +292,7 @@ def _tidy(directory: Path) -> None:
 
 def _remove(path: Path) -> None:
     """Removes a file, if it is there, or a folder with all that is in it."""
-    shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+    shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
 
 
 def set_aside(directory: Path, changed: list[str]) -> Path:
@@ -290,7 +319,10 @@ def _is_empty(directory: Path) -> bool:
 
 @contextmanager
 def only_writer(directory: Path) -> Iterator[None]:
-    """Locks the directory for this process. A second writer is refused at once; a crash releases the lock."""
+    """Locks the directory for this process. A second writer is refused at once; a crash releases the lock.
+
+    Nothing is written where a symbolic link leads elsewhere: somebody else may have put it there.
+    """
     handle = os.open(directory, os.O_RDONLY)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -300,6 +332,7 @@ def only_writer(directory: Path) -> Iterator[None]:
             f"{directory} is being written by another process; wait for it or choose another --out"
         ) from None
     try:
+        refuse_links_out_of(directory)
         yield
     finally:
         os.close(handle)

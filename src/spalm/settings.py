@@ -1,12 +1,14 @@
 """Settings: typed, documented, without unknown keys. Each class of settings is in the module of what it configures."""
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Annotated, Any, Self, TypeVar, get_args
 
 import pydantic
 import yaml
 
-from spalm.errors import InputError
+from spalm.errors import InputError, first_line
+from spalm.files import read_text
 
 Seed = Annotated[int, pydantic.Field(ge=0, lt=2**63)]
 """Seed of random numbers."""
@@ -44,6 +46,10 @@ class Settings(pydantic.BaseModel):
 
 
 Group = TypeVar("Group", bound=Settings)
+_LONGEST_SHOWN = 200
+"""Number of characters of a wrong value that a message shows."""
+_MOST_YAML, _MOST_NODES = 1 << 20, 100_000
+"""Largest number of bytes of a YAML file, and of values in it."""
 
 
 def _first_problem(cls: type[Settings], error: pydantic.ValidationError) -> str:
@@ -55,7 +61,13 @@ def _first_problem(cls: type[Settings], error: pydantic.ValidationError) -> str:
     if problem["type"] == "missing":
         return f"{key!r} is missing; add it"
     reason = problem["msg"].removeprefix("Value error, ")
-    return f"{key} = {problem['input']!r}: {reason[:1].lower()}{reason[1:]}" if key else reason
+    return f"{key} = {_shortened(problem['input'])}: {reason[:1].lower()}{reason[1:]}" if key else reason
+
+
+def _shortened(value: Any) -> str:
+    """Returns a value as it is shown in a message of one line."""
+    shown = repr(value)
+    return shown if len(shown) <= _LONGEST_SHOWN else f"{shown[:_LONGEST_SHOWN]}..."
 
 
 def _keys_beside(cls: type[Settings], location: tuple[int | str, ...]) -> list[str]:
@@ -119,6 +131,33 @@ def override(values: dict[str, Any], assignments: list[str]) -> dict[str, Any]:
             raise InputError(f"{assignment!r}: {text!r} is not a YAML value; quote it") from None
         values = _assign(values, key.split("."), value, assignment)
     return values
+
+
+def read_yaml(path: Path) -> Any:
+    """Returns the value in a YAML file; refuses one that is large, or becomes large by references within it."""
+    try:
+        text = read_text(path, _MOST_YAML, remedy="give a recipe")
+        node = yaml.compose(text, yaml.SafeLoader)
+        if node is not None and _nodes(node, {}) > _MOST_NODES:
+            raise InputError(f"{path} refers to its own parts too often; write the values out")
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise InputError(f"{path} is not YAML: {' '.join(str(error).split())[:300]}") from None
+    except (RecursionError, OverflowError):
+        raise InputError(f"{path} is nested too deeply, or refers to itself; write the values out") from None
+    except InputError:
+        raise
+    except ValueError as error:  # such as a date with a 13th month
+        raise InputError(f"{path} holds a value that is none: {first_line(error)[:300]}") from None
+
+
+def _nodes(node: yaml.Node, known: dict[int, int]) -> int:
+    """Returns the number of values below a node; one that is referred to counts every time."""
+    if id(node) not in known:
+        known[id(node)] = _MOST_NODES  # for a node that contains itself
+        inner = [part for pair in node.value for part in pair] if isinstance(node, yaml.MappingNode) else node.value
+        known[id(node)] = 1 + sum(_nodes(part, known) for part in inner if isinstance(part, yaml.Node))
+    return known[id(node)]
 
 
 def read_settings(cls: type[Group], assignments: list[str]) -> Group:

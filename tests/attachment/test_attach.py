@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from spalm.artifact import read_json
 from spalm.attachment import Attached, AttachSettings, attach, score_files
 from spalm.attachment.attach import _remember_training, _search_of_training
 from spalm.attachment.dynamic import merge_nearest, nearest_in_past
@@ -18,6 +17,7 @@ from spalm.attachment.fitting.measuring import advance_unsearched, perplexity
 from spalm.attachment.policy import ALWAYS_SEARCH, PolicySettings, learn_policy, search_threshold
 from spalm.compute import Execution, Hardware
 from spalm.errors import InputError
+from spalm.files import read_json
 from spalm.memory import source_of_split
 from spalm.semiparametric import PlainCombiner, Retrieved
 from support.facts import write_documents

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from spalm.api import attach_and_export
-from spalm.artifact import read_json
 from spalm.attachment import Attached, AttachSettings, attach, keyed_text, score_files
 from spalm.attachment.keyed_text import CHOICE_FILE, KeyedText, choose_memory, likeness
 from spalm.compute import Execution, Hardware
 from spalm.corpus import TokenStream, tokenise_files
 from spalm.errors import InputError
+from spalm.files import read_json
 from spalm.generation import AttachedModels, model_of
 from spalm.memory.exact import reversed_context
 from spalm.server import make_server

@@ -11,10 +11,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from spalm.artifact import write_atomically
 from spalm.compute import LOCAL, Execution, JobPart, LocalEngine, split_rows
 from spalm.compute import ray_engine as on_ray
 from spalm.errors import InputError
+from spalm.files import write_atomically
 from spalm.lm import NetworkSettings, Reading, Transformer
 from spalm.memory import Encoder, Memory, MemorySettings, open_memory, remember, shards, source_of_split
 from spalm.memory.exact import index

@@ -1,5 +1,6 @@
 """Pretrained models behind the interface of our own: their logits exactly, and a plain word for what is none."""
 
+import ast
 import json
 import shutil
 from pathlib import Path
@@ -8,9 +9,11 @@ import numpy as np
 import pytest
 import torch
 
+import spalm
 from spalm.corpus.pretrained_tokeniser import PretrainedTokeniser
 from spalm.errors import InputError
 from spalm.lm.pretrained import PretrainedFolder, PretrainedModel, locate_pretrained
+from spalm.lm.pretrained.import_transformers import open_pretrained
 from support.tiny_models import ARCHITECTURES
 
 transformers = pytest.importorskip("transformers")
@@ -102,7 +105,7 @@ def reconfigure(folder: Path, **changes) -> None:
 
 DAMAGES = {
     "cut weights": (lambda folder: cut(folder / "model.safetensors"), "is no causal language model: .*deserializ"),
-    "no JSON": (lambda folder: (folder / "config.json").write_text("{"), "is no causal language model: "),
+    "no JSON": (lambda folder: (folder / "config.json").write_text("{"), r"config.json is damaged \(no JSON"),
     "no type": (lambda folder: (folder / "config.json").write_text("{}"), "is no causal language model: "),
     "other sizes": (lambda folder: reconfigure(folder, hidden_size=48), r"the weights are not as config.json says"),
     "more layers": (lambda folder: reconfigure(folder, num_hidden_layers=3), r"no weights of .*layers.2\..* 8 more"),
@@ -173,14 +176,78 @@ def test_a_model_of_the_hub_is_found_by_its_name(hub, tiny):
     (repository / "refs").mkdir()
     (repository / "refs" / "main").write_text("abc")
     found = locate_pretrained("some/one", hub / "converted")
-    assert found.digest == PretrainedFolder(tiny("llama")).digest
+    assert found.digest() == PretrainedFolder(tiny("llama")).digest()
 
 
 def test_the_digest_tells_weights_and_tokenisers_apart(tiny, copy):
-    same = PretrainedFolder(copy).digest
-    assert same == PretrainedFolder(tiny("llama")).digest != PretrainedFolder(tiny("qwen2")).digest
+    same = PretrainedFolder(copy).digest()
+    assert same == PretrainedFolder(tiny("llama")).digest() != PretrainedFolder(tiny("qwen2")).digest()
     (copy / "tokenizer.json").write_text((copy / "tokenizer.json").read_text() + "\n")
-    assert PretrainedFolder(copy).digest != same
+    assert PretrainedFolder(copy).digest() != same
+
+
+def commit(repository: Path, name: str, model: Path) -> None:
+    """Puts a model into the cache of the hub as a commit, which becomes the newest one."""
+    shutil.copytree(model, repository / "snapshots" / name)
+    (repository / "refs").mkdir(exist_ok=True)
+    (repository / "refs" / "main").write_text(name)
+
+
+def test_the_commit_of_a_model_of_the_hub_is_known_and_can_be_asked_for(hub, tiny):
+    repository, old, new = hub / "models--some--one", "a1" * 20, "b2" * 20
+    commit(repository, old, tiny("llama"))
+    assert locate_pretrained("some/one", hub / "converted").revision == old
+    commit(repository, new, tiny("qwen2"))
+    assert locate_pretrained("some/one", hub / "converted").revision == new
+    for again in (
+        locate_pretrained("some/one", hub / "converted", old),
+        locate_pretrained(f"some/one@{old}", hub / "converted"),
+    ):
+        assert again.revision == old
+        assert again.digest() == PretrainedFolder(tiny("llama")).digest()
+
+
+def test_code_of_a_model_is_not_run_and_nobody_is_asked(copy, tmp_path, monkeypatch):
+    ran = tmp_path / "ran"
+    (copy / "modeling_own.py").write_text(f"import pathlib\npathlib.Path({str(ran)!r}).touch()\nOwn = OwnConfig = None")
+    own = {"AutoConfig": "modeling_own.OwnConfig", "AutoModelForCausalLM": "modeling_own.Own"}
+    reconfigure(copy, model_type="own", auto_map=own)
+    monkeypatch.setattr("builtins.input", lambda *_: "y")
+    with pytest.raises(InputError, match=r"^[^\n]*is no causal language model: [^\n]*$"):
+        PretrainedFolder(copy).load(CPU)
+    open_pretrained("AutoTokenizer", copy)
+    assert not ran.exists()
+
+
+def test_code_of_other_repositories_is_not_fetched(copy):
+    reconfigure(copy, _attn_implementation="somebody/kernels")
+    with pytest.raises(InputError, match="asks for the code 'somebody/kernels', which is not run"):
+        PretrainedFolder(copy).load(CPU)
+    reconfigure(copy, _attn_implementation=None)
+    (copy / "adapter_config.json").write_text('{"base_model_name_or_path": "somebody/else"}')
+    with pytest.raises(InputError, match="holds an adapter"):
+        PretrainedFolder(copy).load(CPU)
+
+
+def test_pickled_weights_are_not_read(copy):
+    weights = copy / "model.safetensors"
+    torch.save({"x": torch.zeros(1)}, copy / "pytorch_model.bin")
+    weights.unlink()
+    with pytest.raises(InputError, match="is no causal language model"):
+        PretrainedFolder(copy).load(CPU)
+
+
+def test_transformers_opens_models_in_one_place():
+    """Everywhere else it would ask on the terminal whether it may run their code."""
+    package = Path(spalm.__file__).parent
+    calls = {
+        path.name
+        for path in package.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "from_pretrained"
+        if ast.unparse(node.func) != "SpalmConfig.from_pretrained"  # a class of ours
+    }
+    assert calls == {"import_transformers.py"}
 
 
 @pytest.mark.slow

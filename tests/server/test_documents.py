@@ -213,15 +213,22 @@ def test_held_out_passages_find_nothing_of_themselves(folder):
         own |= {each["document"] for each in [*token["neighbours"], *places]}
     assert test.names[1] not in own
     assert test.names[0] in own
-    before = explorer.passage(place)["models"]
-    attached.memory.forget([test.names[1]])
-    after = explorer.passage(place)["models"]
-    for model in before:
-        expected = before[model]["log_probabilities"]
-        if model == "adaptive":  # of a frequent match other places are looked at
-            assert np.mean(after[model]["log_probabilities"]) == pytest.approx(np.mean(expected), abs=0.1)
-        else:
-            assert after[model]["log_probabilities"] == pytest.approx(expected, abs=5e-3)
+
+
+def test_a_deleted_document_of_dev_or_test_is_not_handed_out(folder):
+    attached = open_attached(folder)
+    client = client_of(make_server(load_model(folder, Hardware("cpu", 1))))
+    for split in ("dev", "test"):
+        name = attached.corpus.split(split).names[0]
+        place = {"place": {"split": split, "document": 0, "offset": 0, "length": 20}}
+        assert client.get("/api/documents", params={"split": split, "containing": name}).json()[0]["name"] == name
+        assert client.post("/api/passage", json=place).status_code == 200
+        assert client.delete(f"/memory/documents/{name}").status_code == 200
+        assert client.get("/api/documents", params={"split": split, "containing": name}).json() == []
+        for path, more in (("passage", {}), ("trace", {}), ("token", {"position": 0})):
+            answer = client.post(f"/api/{path}", json={**place, **more})
+            assert answer.status_code == 422
+            assert "was forgotten" in answer.json()["error"]
 
 
 def test_a_model_of_ones_own_run_is_served_too(finished, tmp_path):

@@ -8,6 +8,7 @@ from numba.core.registry import cpu_target
 
 import spalm.api  # noqa: F401
 import spalm.cli.verbs  # noqa: F401
+import spalm.maintenance  # noqa: F401
 import spalm.planning  # noqa: F401
 import spalm.server  # noqa: F401
 

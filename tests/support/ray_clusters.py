@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from spalm.artifact import TEMPORARY
+from spalm.files import TEMPORARY
 from spalm.memory import Memory
 from support import ray_workers
 

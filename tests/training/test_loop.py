@@ -124,6 +124,7 @@ def test_weights_of_another_network_are_refused(corpus, tmp_path):
     manifest = json.loads((trained.directory / "manifest.json").read_text())
     manifest["files"]["model.safetensors"]["bytes"] = path.stat().st_size
     (trained.directory / "manifest.json").write_text(json.dumps(manifest))
+    (trained.directory / "SHA256SUMS").unlink()
     with pytest.raises(InputError, match=r"other settings: vocabulary.table is \[3, 16\] there and \[\d+, 16\] here"):
         TrainedModel(tmp_path / "m").load(torch.device("cpu"))
 

@@ -1,14 +1,14 @@
 """Attaching a memory to a frozen, pretrained language model: texts in, a fitted and measured combiner out.
 
-The figures are measured before dev and test join the memory.
+The figures are measured with the training documents alone, whatever else the memory holds.
 """
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from pydantic import BaseModel
 from torch import nn
 
-from spalm import artifact
 from spalm.artifact import Draft, Stage
 from spalm.attachment.attached import (
     ATTACHED_FILE,
@@ -22,14 +22,16 @@ from spalm.attachment.base import PretrainedBase
 from spalm.attachment.fitting.examples import ExampleSets, LearnedText
 from spalm.attachment.fitting.learning import fit_combiner
 from spalm.attachment.fitting.measuring import overlap, perplexities, search_curve
-from spalm.attachment.keyed_text import KeyedText, choose_memory, keys_for_library
+from spalm.attachment.keyed_text import CHOICE_FILE, KeyedText, choose_memory, keys_for_library
 from spalm.attachment.policy import search_threshold
 from spalm.attachment.settings import AttachSettings
 from spalm.compute import Execution
 from spalm.console import bar, say
 from spalm.corpus import Corpus, CorpusSettings, TokeniserSettings, build_corpus, tokenise_files
 from spalm.corpus.sources.text_files import TextFiles
+from spalm.digests import KNOWN, KnownDigests, digest_of_file, digest_of_json, updating_sums
 from spalm.errors import InputError
+from spalm.files import read_json, write_json
 from spalm.lm.pretrained import PretrainedFolder, locate_pretrained
 from spalm.memory import Encoder, Memory, MemorySettings, open_memory, remember, source_of_split, source_of_text
 from spalm.paths import resolved_path, user_path
@@ -40,6 +42,8 @@ from spalm.semiparametric.search import OTHER_DOCUMENTS
 from spalm.training.checkpoint import save_tensors
 
 _VERSION = 3
+HUB_FILE = "hub.json"
+"""File that holds which commit of a repository on the hub the model is."""
 
 
 def attach(model: str, texts: list[Path], directory: Path, settings: AttachSettings, execution: Execution) -> Attached:
@@ -49,9 +53,10 @@ def attach(model: str, texts: list[Path], directory: Path, settings: AttachSetti
     """
     _refuse_missing_texts(texts, settings)
     directory.mkdir(parents=True, exist_ok=True)
-    folder = locate_pretrained(model, directory / "model")
+    folder = _locate(model, directory)
     execution.engine.refuse_unless_visible(folder.path / "config.json")
-    base = PretrainedBase(folder, folder.digest, execution.hardware, settings.context, settings.stride)
+    digest = folder.digest(KnownDigests(directory / KNOWN).of)
+    base = PretrainedBase(folder, digest, execution.hardware, settings.context, settings.stride)
     corpus = build_corpus(_corpus_settings(settings, texts, folder), directory / "corpus", restart=execution.restart)
     settings = choose_memory(settings, base, corpus, directory)
     remembered = _remember_training(base, corpus, directory / "memory", settings, execution)
@@ -60,8 +65,29 @@ def attach(model: str, texts: list[Path], directory: Path, settings: AttachSetti
         remember(remembered.memory, remembered.encoder, corpus.split(split), source, execution=execution)
     _fit_and_measure(base, corpus, remembered, settings, directory=directory, execution=execution)
     description = {"source": Path(model).name, "model": _location(folder, directory), "digest": base.digest}
-    artifact.write_json(directory / ATTACHED_FILE, {**description, "settings": settings.as_json()})
+    description |= {"revision": folder.revision} if folder.revision else {}
+    beside = [name for name in (CHOICE_FILE, HUB_FILE) if (directory / name).exists()]
+    with updating_sums(directory, [ATTACHED_FILE, *beside]):
+        write_json(directory / ATTACHED_FILE, {**description, "settings": settings.as_json()})
     return Attached(directory, execution.hardware)
+
+
+class _HubSource(BaseModel):
+    """The form of the file that holds which commit of a repository on the hub is used."""
+
+    name: str
+    revision: str
+
+
+def _locate(model: str, directory: Path) -> PretrainedFolder:
+    """Finds the model; one from the hub at the commit with which the folder was begun."""
+    path = directory / HUB_FILE
+    known: _HubSource | None = read_json(path, _HubSource, remedy=f"remove {path}") if path.exists() else None
+    begun = known.revision if known is not None and known.name == model else None
+    folder = locate_pretrained(model, directory / "model", begun)
+    if folder.revision is not None:
+        write_json(path, {"name": model, "revision": folder.revision})
+    return folder
 
 
 def _refuse_missing_texts(texts: list[Path], settings: AttachSettings) -> None:
@@ -126,8 +152,8 @@ def _remember_library(
     """
     paths = [resolved_path(path) for path in settings.library]
     files = TextFiles(kind="text", path=[str(path) for path in paths]).files()
-    content = [(name, artifact.digest_of_file(path)) for name, path in files]
-    source = {"library": artifact.digest_of_json([content, settings.document_start]), "corpus": corpus.digest}
+    content = [(name, digest_of_file(path)) for name, path in files]
+    source = {"library": digest_of_json([content, settings.document_start]), "corpus": corpus.digest}
     if not memory.remembers(source):
         with bar("tokenise the library", None):
             text = tokenise_files(paths, corpus.tokeniser, settings.document_start)
@@ -182,7 +208,7 @@ def _fit_and_measure(
         return facts, list(modules)
 
     batches = remembered.memory.lineage_below(remembered.end)
-    parents = {"model": base.digest, "corpus": corpus.digest, "memory": artifact.digest_of_json(batches)}
+    parents = {"model": base.digest, "corpus": corpus.digest, "memory": digest_of_json(batches)}
     stage = Stage(COMBINER_KIND, _VERSION, settings.as_json(), parents, cheap=True)
     stage.make(directory / "combiner", fill, restart=execution.restart)
 

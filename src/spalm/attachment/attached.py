@@ -11,19 +11,22 @@ DIR/combiner         the adaptive mixture, kNN-LM's setting, the search policy, 
 from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
+from pydantic import BaseModel
 from torch import nn
 
-from spalm import artifact
 from spalm.artifact import Artifact
 from spalm.attachment.base import PretrainedBase
 from spalm.attachment.policy import SearchPolicy
 from spalm.attachment.settings import AttachSettings
 from spalm.compute import Hardware
 from spalm.corpus import Corpus
-from spalm.errors import InputError
+from spalm.digests import KNOWN, KnownDigests, refuse_changed
+from spalm.errors import DamagedError, InputError
+from spalm.files import child, read_json
 from spalm.lm.pretrained import PretrainedFolder
+from spalm.manifest import Count, Digest, Size
 from spalm.memory import Encoder, Memory
 from spalm.semiparametric import (
     AdaptiveMixture,
@@ -49,9 +52,55 @@ MIXTURE_FILE, POLICY_FILE, GATE_FILE = "mixture.safetensors", "policy.safetensor
 """Parameters of the fitted combiner."""
 
 
+_AGAIN = "restore it from a copy, attach again or, if you changed it yourself, remove SHA256SUMS beside it"
+"""Remedy of a damaged file."""
+
+
+def _read(directory: Path) -> "_Description":
+    """Reads the file that marks the folder."""
+    refuse_changed(directory, [ATTACHED_FILE], _AGAIN)
+    return read_json(child(directory, ATTACHED_FILE), _Description, remedy=_AGAIN)
+
+
+def read_description(directory: Path) -> tuple[Path, str]:
+    """Returns the folder of the base model of an attached folder, and its digest when the memory was attached."""
+    description = _read(directory)
+    return base_folder(directory, description.model), description.digest
+
+
+def base_folder(directory: Path, place: str) -> Path:
+    """Returns the folder of the base model, given as an absolute path or as one within `directory`."""
+    path = directory / place
+    if not Path(place).is_absolute() and not path.resolve().is_relative_to(directory.resolve()):
+        raise DamagedError(f"{directory / ATTACHED_FILE} names a model outside of the folder, {place!r}; {_AGAIN}")
+    return path
+
+
 def is_attached(directory: Path) -> bool:
     """Returns whether a folder holds a pretrained model with a memory."""
     return (directory / ATTACHED_FILE).is_file()
+
+
+class _Description(BaseModel):
+    """The form of the file that marks the folder."""
+
+    source: str
+    model: str
+    digest: Digest
+    settings: dict[str, Any]
+    revision: str | None = None
+
+
+class _CombinerFacts(BaseModel):
+    """The form of the facts about a fitted combiner."""
+
+    neighbours: Count
+    width: Size
+    levels: Count = 0
+    figures: dict[str, dict[str, float]]
+    curve: list[dict[str, float]]
+    threshold: float | None = None
+    knn: Knn | None = None
 
 
 class Attached:
@@ -64,17 +113,25 @@ class Attached:
             raise InputError(
                 f"{self.directory} holds no model with a memory (no {ATTACHED_FILE}); make one with `spalm attach`"
             )
-        description = artifact.read_json(path)
-        self.settings = AttachSettings.parse(description["settings"], str(path))
-        self.source: str = description["source"]
+        description = _read(self.directory)
+        self.settings = AttachSettings.parse(description.settings, str(path))
+        self.source = description.source
         """Name of the model when the memory was attached."""
-        folder = PretrainedFolder(self.directory / description["model"])
+        folder = PretrainedFolder(base_folder(self.directory, description.model))
         if not folder.path.is_dir():
-            raise InputError(f"{folder.path}, the model of {self.directory}, is gone; put it back, or attach again")
-        self.base = PretrainedBase(folder, description["digest"], hardware, self.settings.context, self.settings.stride)
+            revision = f" (revision {description.revision} of {self.source})" if description.revision else ""
+            raise InputError(
+                f"{folder.path}, the model of {self.directory}{revision}, is gone; put it back, or attach again"
+            )
+        if folder.digest(KnownDigests(self.directory / KNOWN).of) != description.digest:
+            raise InputError(
+                f"{folder.path} is not the model that {self.directory} was made with: its files have changed, and keys "
+                "of another model cannot be compared; put it back, or attach again"
+            )
+        self.base = PretrainedBase(folder, description.digest, hardware, self.settings.context, self.settings.stride)
         self.corpus = Corpus(self.directory / "corpus")
         self.memory = Memory(self.directory / "memory")
-        self.combiner_artifact = Artifact(self.directory / "combiner", COMBINER_KIND)
+        self.combiner_artifact = Artifact(self.directory / "combiner", COMBINER_KIND, _CombinerFacts)
         """The fitted combiner; its facts are kNN-LM's setting, the policy's threshold, and the figures."""
 
     @property

@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Bool, Float
 
-from spalm import artifact
 from spalm.attachment.base import PretrainedBase
 from spalm.attachment.settings import AttachSettings
 from spalm.console import say
 from spalm.corpus import Corpus, TokenStream, tokenise_files
 from spalm.errors import InputError
+from spalm.files import read_json, write_json
 from spalm.runs import HELD_OUT
 from spalm.settings import differences
 
@@ -77,9 +77,9 @@ def choose_memory(settings: AttachSettings, base: PretrainedBase, corpus: Corpus
     Another choice later would be measured with the held-out documents in the memory, so it is refused.
     """
     path = directory / CHOICE_FILE
-    known = artifact.read_json(path) if path.exists() else {}
+    known = read_json(path, dict, remedy=f"remove {path}") if path.exists() else {}
     if known.get("corpus") == corpus.digest:
-        begun = {name: known[name] for name in _CHOICES}
+        begun = {name: known.get(name) for name in _CHOICES}
         asked = {name: getattr(settings, name) for name in _CHOICES}
         left_to_us = settings.memory == "auto" and settings.keys is None
         if left_to_us:
@@ -96,7 +96,7 @@ def choose_memory(settings: AttachSettings, base: PretrainedBase, corpus: Corpus
     tokens = _tokens_to_read(settings, corpus)
     say(f"the model reads {tokens:,} tokens: about {_duration(tokens / speed)} at {speed:,.0f} tokens/s")
     chosen = {name: getattr(settings, name) for name in _CHOICES}
-    artifact.write_json(path, {"corpus": corpus.digest, **chosen, "tokens_per_second": speed})
+    write_json(path, {"corpus": corpus.digest, **chosen, "tokens_per_second": speed})
     return settings
 
 

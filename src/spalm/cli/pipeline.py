@@ -26,7 +26,6 @@ from spalm.cli.options import (
     RowArgument,
     Threads,
     given_path,
-    holds_memory,
     memory_at,
     path_for,
 )
@@ -129,29 +128,45 @@ def remember_(
 
 @app.command()
 def forget(
-    memory: MemoryArgument, documents: Annotated[list[str], typer.Argument(help="Names of documents to forget.")]
+    memory: MemoryArgument,
+    documents: Annotated[list[str], typer.Argument(help="Names of documents to forget.")],
+    receipt: Annotated[
+        bool,
+        typer.Option("--receipt", help="Remove their bytes now, search every file for them, write what was done."),
+    ] = False,
 ) -> None:
     """Forget documents: from now on no search finds anything of them. `compact` removes their bytes."""
     names = list(dict.fromkeys(documents))
+    if receipt:
+        from spalm.maintenance import forget_with_receipt
+
+        for line in forget_with_receipt(memory, names).lines():
+            say(line)
+        return
     say(f"{memory}: forgot {memory_at(memory).forget(names):,} document(s)")
 
 
 @app.command()
 def compact(memory: MemoryArgument) -> None:
-    """Rewrite a memory without what was forgotten, and join small shards."""
-    say(f"{memory}: freed {memory_at(memory).compact():,} bytes")
+    """Remove what was forgotten from a memory and from the run or model around it, and join small shards."""
+    from spalm.maintenance import remove_forgotten
+
+    removed, freed = remove_forgotten(memory)
+    for each in removed:
+        say(f"{each.path}: removed {each.what}")
+    say(f"{memory}: freed {freed:,} bytes")
 
 
 @app.command()
 def verify(
-    directory: Annotated[Path, typer.Argument(parser=given_path, help="A memory, or a finished stage.")],
+    directory: Annotated[
+        Path, typer.Argument(parser=given_path, help="A run, a model with a memory, or a part of one.")
+    ],
 ) -> None:
-    """Read every byte and compare it with what was written."""
-    from spalm.artifact import Artifact
+    """Read every byte of a directory and compare it with what was written; name what has no digest."""
+    from spalm.maintenance import verify_directory
 
-    opened = memory_at(directory) if holds_memory(directory) else Artifact(directory)
-    opened.verify()
-    say(f"{directory}: every byte is as it was written")
+    say(verify_directory(directory).summary())
 
 
 @app.command()

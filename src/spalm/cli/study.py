@@ -47,11 +47,12 @@ def study_(
     length: Annotated[int | None, typer.Option(help="Number of tokens of the passage.", min=1, max=400)] = None,
 ) -> None:
     """Analyse a finished run: a table, its data, and a picture for each analysis."""
+    from spalm.files import own_folder
     from spalm.runs import FinishedRun
     from spalm.study import available_analyses, make_request, run_analyses
 
     run = FinishedRun(directory)
-    where = out or directory / "study" / split
+    where = out or own_folder(directory, "study", split)
     request = make_request(run, split, model, first=first, length=length)
     run_analyses(request, names or available_analyses(run), where, Console())
     say(f"data and pictures are in {where}")
@@ -117,7 +118,7 @@ def report(
     from spalm.runs import FinishedRun
     from spalm.study import write_report
 
-    say(f"open {write_report(FinishedRun(directory), out or directory / 'report').resolve().as_uri()}")
+    say(f"open {write_report(FinishedRun(directory), out).resolve().as_uri()}")
 
 
 @app.command()

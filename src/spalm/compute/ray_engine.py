@@ -128,7 +128,7 @@ class RayEngine:
     def refuse_unless_shared(self, folder: Path) -> None:
         """Raises an error unless every machine sees what is written into `folder`."""
         path = folder / f".shared-{secrets.token_hex(8)}"
-        path.write_text(secrets.token_hex(16))
+        path.write_text(secrets.token_hex(16), encoding="utf-8")
         try:
             self.refuse_unless_visible(path)
         finally:
@@ -152,7 +152,7 @@ class RayEngine:
                 raise InputError(
                     f"the machine {machine} cannot work for spalm ({reason}); install the same spalm there"
                 ) from None
-            if seen != file.read_text():
+            if seen != file.read_text(encoding="utf-8"):
                 raise InputError(
                     f"{file.parent} is not shared: the machine {machine} does not see what is there; put it on storage "
                     "that all machines mount under the same path"
@@ -183,7 +183,7 @@ def _job(reference: Any) -> Job:
 
 def _content(path: str) -> str | None:
     """Returns the content of a text file as a worker sees it; None: there is no such file."""
-    return Path(path).read_text() if Path(path).exists() else None
+    return Path(path).read_text(encoding="utf-8") if Path(path).exists() else None
 
 
 def _import_ray() -> Any:

@@ -20,9 +20,11 @@ from spalm.corpus.sources.text_files import PythonStdlib, TextFiles
 from spalm.corpus.sources.text_source import PIECE_BYTES, SPLITS, Document, Split
 from spalm.corpus.sources.wikitext import WikiText
 from spalm.corpus.sources.wmt_news import WmtNews
-from spalm.corpus.tokeniser import ByteTokeniser, Tokeniser, TokeniserSettings, learn_tokeniser, tokeniser_from_json
+from spalm.corpus.tokeniser import ByteTokeniser, Tokeniser, TokeniserSettings, learn_tokeniser, read_tokeniser
 from spalm.corpus.tokens import CORPUS_KIND, CORPUS_VERSION, Corpus, TokenStream, token_dtype
+from spalm.digests import digest_of_file, digest_of_json
 from spalm.errors import InputError
+from spalm.files import read_json, write_atomically, write_json
 from spalm.paths import resolved_path
 from spalm.settings import Settings
 
@@ -44,7 +46,7 @@ class CorpusSettings(Settings):
 def build_corpus(settings: CorpusSettings, directory: Path, *, restart: bool = False) -> Corpus:
     """Returns the corpus at `directory`: made now, unless it was made before from the same text and settings."""
     files = settings.source.files()
-    content = artifact.digest_of_json([(name, artifact.digest_of_file(path)) for name, path in files])
+    content = digest_of_json([(name, digest_of_file(path)) for name, path in files])
     stage = Stage(CORPUS_KIND, CORPUS_VERSION, settings.as_json(), {"text": content}, cheap=True)
     stage.make(directory, lambda draft: _fill(settings, draft), restart=restart)
     return Corpus(directory)
@@ -72,8 +74,8 @@ def _tokeniser(settings: CorpusSettings, directory: Path) -> Tokeniser:
         given = settings.tokeniser.kind == "pretrained"
         with bar("open the tokeniser" if given else "learn the tokeniser", None):
             tokeniser = learn_tokeniser(settings.tokeniser, lambda: _pieces(settings, "train"))
-        artifact.write_atomically(path, json.dumps(tokeniser.to_json(), ensure_ascii=False))
-    return tokeniser_from_json(json.loads(path.read_text()))
+        write_atomically(path, json.dumps(tokeniser.to_json(), ensure_ascii=False))
+    return read_tokeniser(path)
 
 
 def tokenise_files(paths: list[Path], tokeniser: Tokeniser, document_start: str | None = None) -> TokenStream:
@@ -167,8 +169,8 @@ class _Journal:
 
     def __init__(self, path: Path):
         self._path = path
-        content = json.loads(path.read_text()) if path.exists() else {}
-        self._splits = {split: _Counts(**content.get(split, {})) for split in SPLITS}
+        content = read_json(path, dict[str, _Counts], remedy="give --restart to begin again") if path.exists() else {}
+        self._splits = {split: content.get(split, _Counts()) for split in SPLITS}
 
     def of(self, split: Split) -> _Counts:
         """Returns the counts of a split."""
@@ -180,7 +182,7 @@ class _Journal:
 
     def save(self) -> None:
         """Writes the counts to the file."""
-        artifact.write_json(self._path, {split: asdict(counts) for split, counts in self._splits.items()})
+        write_json(self._path, {split: asdict(counts) for split, counts in self._splits.items()})
 
 
 def _tokenise(

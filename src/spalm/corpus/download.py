@@ -7,8 +7,8 @@ import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from spalm.artifact import digest_of_file
 from spalm.console import bar, say
+from spalm.digests import digest_of_file
 from spalm.errors import InputError
 
 

@@ -11,6 +11,7 @@ from tokenizers import Tokenizer
 
 from spalm.corpus.display import BYTE_LEVEL_ALPHABET, spell_byte_level, spell_bytes
 from spalm.errors import InputError
+from spalm.files import read_json
 
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 """Form of a token that stands for a single byte."""
@@ -41,7 +42,7 @@ class PretrainedTokeniser:
         Its `size` is that of the model's output layer, which is often larger than the tokeniser's vocabulary.
         """
         try:
-            config = json.loads((folder / "config.json").read_text())
+            config = read_json(folder / "config.json", dict)
             tokeniser = Tokenizer.from_file(str(folder / "tokenizer.json"))
         except Exception as error:  # tokenizers raises nothing narrower
             raise InputError(f"{folder} has no config.json and tokenizer.json that can be read ({error})") from None
@@ -52,7 +53,7 @@ class PretrainedTokeniser:
         start = next(iter([*begins, *ends]), 0)
         # Chat models may end answers with other tokens.
         if (generating := folder / "generation_config.json").is_file():
-            ends += _as_list(json.loads(generating.read_text()).get("eos_token_id"))
+            ends += _as_list(read_json(generating, dict).get("eos_token_id"))
         return cls(tokeniser, max(int(config["vocab_size"]), tokeniser.get_vocab_size()), start, ends)
 
     def encode(self, pieces: Sequence[bytes]) -> list[np.ndarray]:

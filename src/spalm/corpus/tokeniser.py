@@ -20,7 +20,8 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from spalm.corpus.display import spell_byte_level, spell_bytes
 from spalm.corpus.pretrained_tokeniser import PretrainedTokeniser
-from spalm.errors import InputError
+from spalm.errors import DamagedError, InputError, first_line
+from spalm.files import read_json
 from spalm.settings import Settings
 
 END_OF_LINE = "<eos>"
@@ -257,6 +258,21 @@ def tokeniser_from_json(content: dict[str, Any]) -> Tokeniser:
             return PretrainedTokeniser.from_json(content)
         case _:
             return BpeTokeniser(Bpe.from_str(json.dumps(content["bpe"])), mark_documents=content["mark_documents"])
+
+
+def read_tokeniser(path: Path) -> Tokeniser:
+    """Returns the tokeniser that a file holds."""
+    content = read_json(path, dict)
+    try:
+        found = tokeniser_from_json(content)
+        known = 0 <= found.start < found.size
+    except (KeyboardInterrupt, MemoryError):
+        raise
+    except BaseException as error:  # tokenizers raises nothing narrower, and may panic
+        raise DamagedError(f"{path} is damaged ({first_line(error)[:100]}); make it again") from None
+    if not known:
+        raise DamagedError(f"{path} is damaged (a token is not in its vocabulary); make it again")
+    return found
 
 
 def learn_tokeniser(settings: TokeniserSettings, pieces: Callable[[], Iterator[bytes]]) -> Tokeniser:

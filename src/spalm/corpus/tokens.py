@@ -4,17 +4,24 @@ import json
 from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from pydantic import BaseModel
 
 from spalm.artifact import Artifact
 from spalm.corpus.sources.text_source import SPLITS, Split
-from spalm.corpus.tokeniser import Tokeniser, tokeniser_from_json
+from spalm.corpus.tokeniser import Tokeniser, read_tokeniser
+from spalm.errors import DamagedError
+from spalm.files import read_text, write_atomically
+from spalm.manifest import Count, Size
 
 CORPUS_KIND = "corpus"
 """Kind of artifact."""
 CORPUS_VERSION = 1
 """Version of the files' format."""
+_AT_ONCE = 1 << 24
+"""Number of tokens that are looked at together."""
 
 
 def token_dtype(vocabulary: int) -> np.dtype:
@@ -77,17 +84,35 @@ class TokenStream:
         return np.where(positions == 0, self.start, self.tokens[positions - 1]).astype(np.int64)
 
 
+class _SplitFacts(BaseModel):
+    """What a corpus' manifest says of a split."""
+
+    documents: Count
+    tokens: Count
+    words: Count
+    characters: Count
+
+
+class _Splits(BaseModel):
+    train: _SplitFacts
+    dev: _SplitFacts
+    test: _SplitFacts
+
+
+class _Facts(BaseModel):
+    """The form of a corpus' facts."""
+
+    vocabulary: Size
+    splits: _Splits
+
+
 class TokenSplit(TokenStream):
     """One split of a corpus."""
 
-    def __init__(self, corpus: Artifact, split: Split, start: int):
-        names = corpus.directory / f"{split}.names"
-        super().__init__(
-            corpus.array(f"{split}.tokens"),
-            corpus.array(f"{split}.documents"),
-            lambda: names.read_text(encoding="utf-8").split("\n")[:-1],
-            start,
-        )
+    def __init__(self, corpus: "Corpus", split: Split, start: int):
+        tokens, ends = corpus.array(f"{split}.tokens"), corpus.array(f"{split}.documents")
+        _refuse_unless_plausible(tokens, ends, corpus.vocabulary, corpus.directory / f"{split}.tokens")
+        super().__init__(tokens, ends, lambda: _names(corpus, split, len(ends)), start)
         self.split: Split = split
         self._corpus = corpus.directory
         counts = corpus.facts["splits"][split]
@@ -101,16 +126,45 @@ class TokenSplit(TokenStream):
         return _open_split, (self._corpus, self.split)
 
 
+def _names(corpus: "Corpus", split: Split, count: int) -> list[str]:
+    """Returns the names of a split's documents."""
+    path = corpus.intact(f"{split}.names")
+    names = read_text(path).split("\n")[:-1]
+    if len(names) != count:
+        raise DamagedError(f"{path} has {len(names):,} names for {count:,} documents; make the corpus again")
+    return names
+
+
+def _refuse_unless_plausible(tokens: np.ndarray, ends: np.ndarray, vocabulary: int, path: Path) -> None:
+    """Raises an error if documents do not follow one another, or tokens are not in the vocabulary."""
+    arrays = tokens.ndim == ends.ndim == 1 and tokens.dtype.kind == "u" and ends.dtype.kind == "i"
+    if not arrays or (np.diff(ends, prepend=0) < 0).any() or (ends[-1] if len(ends) else 0) != len(tokens):
+        raise DamagedError(f"{path} is damaged: its documents do not fit its tokens; make the corpus again")
+    if vocabulary <= np.iinfo(tokens.dtype).max:
+        for start in range(0, len(tokens), _AT_ONCE):
+            if tokens[start : start + _AT_ONCE].max() >= vocabulary:
+                raise DamagedError(f"{path} is damaged: a token is not in the vocabulary; make the corpus again")
+
+
 class Corpus(Artifact):
     """A finished corpus: its tokeniser and its three splits."""
 
     def __init__(self, directory: Path | str):
-        super().__init__(directory, CORPUS_KIND)
+        super().__init__(directory, CORPUS_KIND, _Facts)
+        self._splits: dict[Split, TokenSplit] = {}
 
     @cached_property
     def tokeniser(self) -> Tokeniser:
         """Tokeniser that made the tokens."""
-        return tokeniser_from_json(json.loads((self.directory / "tokeniser.json").read_text()))
+        path = self.intact("tokeniser.json")
+        found = read_tokeniser(path)
+        if found.size != self.vocabulary:
+            raise DamagedError(f"{path} has {found.size:,} tokens, the corpus {self.vocabulary:,}; make it again")
+        return found
+
+    def write_tokeniser(self, content: dict[str, Any]) -> None:
+        """Replaces the file of the tokeniser."""
+        write_atomically(self.directory / "tokeniser.json", json.dumps(content, ensure_ascii=False))
 
     @property
     def vocabulary(self) -> int:
@@ -120,7 +174,9 @@ class Corpus(Artifact):
     def split(self, split: Split) -> TokenSplit:
         """Returns one of the three splits."""
         assert split in SPLITS
-        return TokenSplit(self, split, self.tokeniser.start)
+        if split not in self._splits:
+            self._splits[split] = TokenSplit(self, split, self.tokeniser.start)
+        return self._splits[split]
 
 
 def _open_split(directory: Path, split: Split) -> TokenSplit:

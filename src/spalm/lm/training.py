@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from jaxtyping import Float
+from pydantic import BaseModel
 from torch import Tensor, nn
 
 from spalm.artifact import Artifact, Stage
@@ -13,6 +14,7 @@ from spalm.corpus import Batch, Corpus
 from spalm.lm.reading import Reading, log_probabilities
 from spalm.lm.state import next_memory
 from spalm.lm.transformer import NetworkSettings, Transformer
+from spalm.manifest import Count, Size
 from spalm.settings import Settings
 from spalm.training import (
     BEST_FILE,
@@ -104,11 +106,20 @@ def dev_loss(model: Transformer, corpus: Corpus, settings: ModelSettings) -> flo
     return -float(found.mean(dtype="float64"))
 
 
+class TrainingFacts(BaseModel):
+    """The form of the facts about a trained model."""
+
+    vocabulary: Size
+    parameters: Count
+    best_dev_loss: float | None
+    best_step: int | None
+
+
 class TrainedModel(Artifact):
     """A trained model on disk: its settings, and the network itself through `load`."""
 
     def __init__(self, directory: Path | str):
-        super().__init__(directory, KIND)
+        super().__init__(directory, KIND, TrainingFacts)
         self.model_settings = ModelSettings.parse(self.settings, str(self.directory))
 
     @property

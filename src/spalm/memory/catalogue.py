@@ -2,17 +2,18 @@
 
 A change is a transaction, so a crash leaves the memory as it was before or after the change. A second file holds the
 digest of the first, by which `verify` finds any flipped byte; `pending` marks a change whose digest is not written yet.
+A catalogue that somebody else made is read only if it has exactly our tables, with values of the right types in them.
 """
 
-import errno
 import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from spalm.artifact import digest_of_file, write_atomically
-from spalm.errors import InputError, InUseError
+from spalm.digests import digest_of_file
+from spalm.files import read_text, write_atomically
+from spalm.memory.sqlite import connect, damaged, explained
 
 _FILE, _DIGEST, _PENDING = "catalogue.sqlite", "catalogue.sha256", "catalogue.pending"
 """Files of the catalogue: the database, its digest, and the mark of a change whose digest is not written yet."""
@@ -56,14 +57,38 @@ CREATE TABLE versions (
 );
 """
 """Schema of the database."""
+_BAD_ROWS = """
+SELECT 1 FROM batches WHERE typeof(source) <> 'text' OR typeof(finished) <> 'integer'
+    OR typeof(first_id) <> 'integer' OR typeof(entries) <> 'integer' OR min(first_id, entries) < 0
+    OR max(first_id, entries) > 1 << 48
+UNION ALL SELECT 1 FROM documents WHERE typeof(batch) <> 'integer' OR typeof(name) <> 'text'
+    OR typeof(first_id) <> 'integer' OR typeof(entries) <> 'integer' OR min(first_id, entries) < 0
+    OR max(first_id, entries) > 1 << 48 OR typeof(forgotten) NOT IN ('integer', 'null')
+UNION ALL SELECT 1 FROM shards WHERE typeof(batch) NOT IN ('integer', 'null') OR typeof(entries) <> 'integer'
+    OR typeof(keys_sha256) <> 'text' OR typeof(tokens_sha256) <> 'text' OR min(id, entries) < 0
+    OR max(id, entries) > 1 << 48
+UNION ALL SELECT 1 FROM extents WHERE typeof(shard) <> 'integer' OR typeof(row) <> 'integer'
+    OR typeof(first_id) <> 'integer' OR typeof(entries) <> 'integer' OR min(row, first_id, entries) < 0
+    OR max(row, first_id, entries) > 1 << 48 OR row + entries > (SELECT entries FROM shards WHERE id = shard)
+    OR shard NOT IN (SELECT id FROM shards)
+UNION ALL SELECT 1 FROM versions WHERE typeof(at) <> 'text' OR typeof(what) <> 'text'
+UNION ALL SELECT 1 WHERE NOT EXISTS (SELECT 1 FROM versions)
+LIMIT 1
+"""
+"""Query that finds a row whose values cannot be right, if there is one."""
 
 
 class Catalogue:
     """The catalogue in a memory's directory. The file is opened for each query, so every result is up to date."""
 
+    FILES = (_FILE, f"{_FILE}-journal", _DIGEST, _PENDING)
+    """Names of its files."""
+
     def __init__(self, directory: Path):
         self.directory = directory
         self.path = directory / _FILE
+        self._checked: tuple[int, ...] | None = None
+        """Size and times of the file when its rows were last checked."""
 
     @classmethod
     def create(cls, directory: Path) -> "Catalogue":
@@ -80,7 +105,7 @@ class Catalogue:
 
         It takes microseconds. While a change is being written it may be either the old or the new one.
         """
-        file = os.open(self.path, os.O_RDONLY)
+        file = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
             state = os.fstat(file)
             return state.st_ino, state.st_size, os.pread(file, *_COUNTER)
@@ -90,8 +115,9 @@ class Catalogue:
     @contextmanager
     def read(self) -> Iterator[sqlite3.Connection]:
         """Opens one consistent view of the catalogue."""
-        with _explained(self.path), closing(_connect(self.path)) as connection:
+        with explained(self.path), closing(connect(self.path, _TABLES)) as connection:
             connection.execute("BEGIN")
+            self._check_rows(connection)
             yield connection
             connection.rollback()
 
@@ -102,10 +128,13 @@ class Catalogue:
         unsealed = pending.exists()
         if self.path.exists() and not unsealed:
             self.verify()  # otherwise a new digest would hide the damage
-        pending.touch()
-        with _explained(self.path), closing(_connect(self.path)) as connection:
+        self._mark_pending()
+        tables = _TABLES if self.path.exists() else None
+        with explained(self.path), closing(connect(self.path, tables)) as connection:
             connection.execute("BEGIN IMMEDIATE")
             try:
+                if tables:
+                    self._check_rows(connection)
                 yield connection
             except BaseException:
                 connection.rollback()
@@ -128,10 +157,23 @@ class Catalogue:
 
     def vacuum(self) -> None:
         """Rewrites the file without what was deleted from it."""
-        (self.directory / _PENDING).touch()
-        with _explained(self.path), closing(_connect(self.path)) as connection:
+        self._mark_pending()
+        with explained(self.path), closing(connect(self.path, _TABLES)) as connection:
             connection.execute("VACUUM")
         self.seal()
+
+    def _mark_pending(self) -> None:
+        """Marks that the digest is not that of the file until `seal`."""
+        os.close(os.open(self.directory / _PENDING, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666))
+
+    def _check_rows(self, connection: sqlite3.Connection) -> None:
+        """Refuses a catalogue with values that cannot be right, unless this very file was checked before."""
+        found = self.path.stat()
+        stamp = (found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+        if stamp != self._checked:
+            if connection.execute(_BAD_ROWS).fetchone() is not None:
+                raise damaged(self.path)
+            self._checked = stamp
 
     def seal(self) -> None:
         """Writes the digest of the file as it is now."""
@@ -144,9 +186,9 @@ class Catalogue:
             with self.read() as connection:
                 problems = [row[0] for row in connection.execute("PRAGMA integrity_check")]
             if problems != ["ok"]:
-                raise _damaged(self.path)
-        elif digest_of_file(self.path) != (self.directory / _DIGEST).read_text(errors="replace").rstrip("\n"):
-            raise _damaged(self.path)
+                raise damaged(self.path)
+        elif f"{digest_of_file(self.path)}\n" != read_text(self.directory / _DIGEST, 1 << 10):
+            raise damaged(self.path)
 
 
 def record_version(connection: sqlite3.Connection, description: str) -> int:
@@ -156,32 +198,3 @@ def record_version(connection: sqlite3.Connection, description: str) -> int:
         [description],
     )
     return connection.execute("SELECT max(version) FROM versions").fetchone()[0]
-
-
-def _connect(path: Path) -> sqlite3.Connection:
-    """Opens the database such that commits are synced to disk and deleted content is overwritten."""
-    connection = sqlite3.connect(path, timeout=30, isolation_level=None)
-    connection.execute("PRAGMA synchronous = FULL")
-    connection.execute("PRAGMA secure_delete = ON")
-    connection.execute("PRAGMA foreign_keys = ON")
-    return connection
-
-
-@contextmanager
-def _explained(path: Path) -> Iterator[None]:
-    """Turns SQLite's errors into ones that a user can act on."""
-    try:
-        yield
-    except sqlite3.OperationalError as error:
-        if "full" in str(error) or "I/O" in str(error):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path)) from None
-        if "locked" in str(error):
-            raise InUseError(f"{path} is in use by another process; try again when it is done") from None
-        raise _damaged(path) from error
-    except sqlite3.DatabaseError as error:
-        raise _damaged(path) from error
-
-
-def _damaged(path: Path) -> InputError:
-    """Returns the error that reports a damaged catalogue."""
-    return InputError(f"{path} is damaged; restore {path.parent} from a copy, or remove it and remember again")

@@ -166,7 +166,7 @@ class Entries:
         """Returns the values of any rows."""
         found = np.empty(np.size(rows), np.int32)
         kernels.take_tokens(*self._mapped("tokens"), np.ascontiguousarray(rows, np.int64).reshape(-1), found)
-        return found.reshape(np.shape(rows))
+        return self._shards.known_tokens(found.reshape(np.shape(rows)))
 
     def squared_distances(
         self, queries: Float[np.ndarray, "n width"], rows: Int[np.ndarray, "n some"]
@@ -211,7 +211,7 @@ class Entries:
         out = np.empty((*np.shape(rows), *inner), dtype)
         flat = out.reshape(-1, *inner)
         for shard, here, places in self._by_shard(rows):
-            flat[here] = self._shards.mapped(column, shard)[places]
+            flat[here] = self._shards.take(column, shard, places)
         return out
 
     def _by_shard(self, rows: np.ndarray) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
@@ -236,3 +236,20 @@ class Entries:
         last = first + int(self.live_documents.entries[index])
         ids = np.arange(max(first, id - before), min(last, id + after + 1))
         return self.take_tokens(self.rows(ids))
+
+
+def overlapping_runs(first_ids: np.ndarray, counts: np.ndarray, extents: np.ndarray) -> np.ndarray:
+    """Returns the parts of extents (first id, entries, shard, row) that belong to live documents."""
+    # Documents that follow each other without a gap are one interval of ids.
+    gaps = np.flatnonzero(first_ids[1:] != first_ids[:-1] + counts[:-1]) + 1
+    begins = first_ids[np.concatenate([[0], gaps])] if len(first_ids) else first_ids
+    ends = (first_ids + counts)[np.concatenate([gaps - 1, [-1]])] if len(first_ids) else first_ids
+    runs = []
+    for first, count, shard, row in extents.tolist():
+        interval = int(np.searchsorted(ends, first, side="right"))
+        while interval < len(begins) and begins[interval] < first + count:
+            begin, end = max(first, int(begins[interval])), min(first + count, int(ends[interval]))
+            if end > begin:
+                runs.append((begin, end - begin, shard, row + begin - first))
+            interval += 1
+    return np.array(runs, np.int64).reshape(-1, 4)

@@ -18,21 +18,26 @@ import sqlite3
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from jaxtyping import Float
+from pydantic import BaseModel
 from torch import Tensor
 
-from spalm.artifact import TEMPORARY, digest_of_json, only_writer, write_atomically, write_json
-from spalm.errors import InputError
+from spalm.artifact import only_writer
+from spalm.digests import digest_of_json
+from spalm.errors import DamagedError, InputError
+from spalm.files import as_json, child, read_json, read_text, remove_leftovers, validated, write_atomically, write_json
+from spalm.manifest import Digest, Size
 from spalm.memory.catalogue import Catalogue, record_version
 from spalm.memory.compaction import rewrite_shards
-from spalm.memory.entries import Entries, LiveDocuments
+from spalm.memory.entries import Entries, LiveDocuments, overlapping_runs
 from spalm.memory.exact import ExactIndex
 from spalm.memory.projection import Projection
 from spalm.memory.shards import NO_KEYS, Shards
+from spalm.memory.sqlite import damaged
 from spalm.memory.verification import verify_file, verify_shards
 from spalm.settings import differences
 
@@ -42,10 +47,33 @@ _PROJECTION = "projection"
 """File of the projection from hidden states to keys."""
 _FORMAT = 1
 """Version of the files' format."""
-PARTIAL_FILES = {"shards", "exact", "catalogue.sqlite", "catalogue.sqlite-journal", "catalogue.pending"}
-for _name in (IDENTITY, _PROJECTION, "catalogue.sha256"):
-    PARTIAL_FILES |= {_name + TEMPORARY} if _name == IDENTITY else {_name, _name + TEMPORARY}
-"""Files that a kill can leave of a memory that was being made."""
+PARTIAL_FILES = {"shards", "exact", _PROJECTION, *Catalogue.FILES}
+"""Files that a kill can leave of a memory that was being made, besides temporary ones."""
+
+
+class _EncoderForm(BaseModel):
+    """What `memory.json` says of the encoder."""
+
+    digest: str
+    width: Size
+    vocabulary: Size
+
+
+class _IdentityForm(BaseModel):
+    """What `memory.json` says of the keys."""
+
+    encoder: _EncoderForm
+    reading: dict[str, Any]
+    width: Size
+
+
+class _Description(BaseModel):
+    """The form of `memory.json`."""
+
+    format: int
+    identity: _IdentityForm
+    files: dict[Literal["projection"], Digest]
+    sha256: Digest
 
 
 @dataclass(frozen=True)
@@ -68,26 +96,20 @@ class Memory:
         path = self.directory / IDENTITY
         if not path.exists():
             raise InputError(f"{self.directory} holds no memory (no {IDENTITY}); make one with `spalm remember`")
-        try:
-            content = json.loads(path.read_text())
-            self.identity: dict[str, Any] = content["identity"]
-            self._files: dict[str, str] = content["files"]
-            self.full_width, self.width = int(self.identity["encoder"]["width"]), int(self.identity["width"])
-            intact = content["sha256"] == digest_of_json([content["format"], self.identity, self._files])
-        except (ValueError, KeyError, TypeError):
-            intact = False
-        if not intact:
-            raise InputError(
-                f"{path} is damaged; restore {self.directory} from a copy, or remove it and remember again"
-            )
-        if content["format"] != _FORMAT:
-            raise InputError(
-                f"{self.directory} has format {content['format']}, this spalm reads {_FORMAT}; upgrade spalm"
-            )
-        self.vocabulary = int(self.identity["encoder"]["vocabulary"])
+        remedy = f"restore {self.directory} from a copy, or remove it and remember again"
+        content = read_json(child(self.directory, IDENTITY), remedy=remedy)
+        form: _Description = validated(content, _Description, path, remedy=remedy)
+        self.identity: dict[str, Any] = content["identity"]
+        self._files: dict[str, str] = content["files"]
+        if content["sha256"] != digest_of_json([content["format"], self.identity, self._files]):
+            raise DamagedError(f"{path} is damaged (its digest differs); {remedy}")
+        if form.format != _FORMAT:
+            raise InputError(f"{self.directory} has format {form.format}, this spalm reads {_FORMAT}; upgrade spalm")
+        self.full_width, self.width = form.identity.encoder.width, form.identity.width
+        self.vocabulary = form.identity.encoder.vocabulary
         self.catalogue = Catalogue(self.directory)
         self.exact = ExactIndex(self)
-        self.shards = Shards(self.directory / "shards", self.width)
+        self.shards = Shards(child(self.directory, "shards"), self.width, self.vocabulary)
         self._view: tuple[tuple[int, int, bytes], int, Entries] | None = None
 
     def __reduce__(self) -> tuple:
@@ -98,6 +120,7 @@ class Memory:
     def create(cls, directory: Path, identity: dict[str, Any], projection: Projection | None = None) -> "Memory":
         """Makes an empty memory for keys of `identity`. `memory.json` comes last: a folder without it is no memory."""
         (directory / "shards").mkdir(parents=True, exist_ok=True)
+        remove_leftovers(directory)
         for leftover in PARTIAL_FILES - {"shards", "exact"}:
             (directory / leftover).unlink(missing_ok=True)
         files = {}
@@ -115,7 +138,11 @@ class Memory:
         """Projection of hidden states to keys; None if keys are not reduced."""
         if _PROJECTION not in self._files:
             return None
-        numbers = np.fromfile(self.directory / _PROJECTION, "<f4")
+        path = child(self.directory, _PROJECTION)
+        verify_file(path, self._files[_PROJECTION])
+        numbers = np.fromfile(path, "<f4")
+        if len(numbers) != self.full_width * (1 + self.width):
+            raise DamagedError(f"{path} has {len(numbers):,} numbers; remove {self.directory} and remember again")
         return Projection(numbers[: self.full_width], numbers[self.full_width :].reshape(self.full_width, self.width))
 
     def keys_of(self, hidden: Float[Tensor, "n full"]) -> Float[np.ndarray, "n width"]:
@@ -139,18 +166,19 @@ class Memory:
             return view[2]
         with self.catalogue.read() as connection:
             changes = connection.execute("SELECT max(version) FROM versions").fetchone()[0]
-            entries = view[2] if view is not None and view[1] == changes else self._load(connection)
+            entries = view[2] if view is not None and view[1] == changes else self.load_entries(connection)
         self._view = stamp, changes, entries
         return entries
 
-    def _load(self, connection: sqlite3.Connection) -> Entries:
-        """Reads the live documents, and where their entries are, from the catalogue."""
-        documents = connection.execute(
-            "SELECT id, first_id, entries, name FROM documents WHERE forgotten IS NULL ORDER BY first_id"
-        ).fetchall()
+    def load_entries(self, connection: sqlite3.Connection, which: str = "forgotten IS NULL") -> Entries:
+        """Reads documents, by default the live ones, and where their entries are, from the catalogue."""
+        query = f"SELECT id, first_id, entries, name FROM documents WHERE {which} ORDER BY first_id"
+        documents = connection.execute(query).fetchall()
         numbers, first_ids, counts = np.array([row[:3] for row in documents], np.int64).reshape(-1, 3).T
+        if (first_ids[1:] < (first_ids + counts)[:-1]).any():  # documents that share entries
+            raise damaged(self.catalogue.path)
         extents = connection.execute("SELECT first_id, entries, shard, row FROM extents ORDER BY first_id").fetchall()
-        runs = _overlap(first_ids, counts, np.array(extents, np.int64).reshape(-1, 4))
+        runs = overlapping_runs(first_ids, counts, np.array(extents, np.int64).reshape(-1, 4))
         keyless = [row[0] for row in connection.execute("SELECT id FROM shards WHERE keys_sha256 = ?", [NO_KEYS])]
         live = LiveDocuments(numbers, first_ids, counts, [row[3] for row in documents])
         return Entries(live, runs, self.shards, without_keys=keyless)
@@ -175,6 +203,11 @@ class Memory:
     def remembers(self, source: dict[str, Any]) -> bool:
         """Returns whether a document of `source` is alive."""
         return self.first_id(source) is not None
+
+    def next_id(self) -> int:
+        """Returns the id that the next entry will get."""
+        with self.catalogue.read() as connection:
+            return connection.execute("SELECT coalesce(max(first_id + entries), 0) FROM batches").fetchone()[0]
 
     def first_id(self, source: dict[str, Any]) -> int | None:
         """Returns the id of position 0 of what was remembered from `source`; None if nothing of it is alive."""
@@ -255,11 +288,22 @@ class Memory:
     def verify(self) -> int:
         """Reads every byte and compares it with its digest. Returns the number of bytes."""
         self.catalogue.verify()
+        path = self.directory / IDENTITY
+        if as_json(read_json(path)) != read_text(path):
+            raise DamagedError(f"{path} is damaged; restore {self.directory} from a copy")
         for name, digest in self._files.items():
             verify_file(self.directory / name, digest)
         verify_shards(self.catalogue, self.shards)
         self.exact.verify()
         return self._bytes()
+
+    def own_files(self) -> set[Path]:
+        """Returns the paths of the files that `verify` checks, and of the mark of a change that is not sealed yet."""
+        fixed = [IDENTITY, *self._files, *Catalogue.FILES, *(f"exact/{name}" for name in self.exact.own_files())]
+        present = {self.directory / name for name in fixed}
+        for shard in self.catalogue.shard_numbers():
+            present |= {self.shards.path(column, shard) for column in ("keys", "tokens")}
+        return {path for path in present if path.is_file()}
 
     def _bytes(self) -> int:
         """Returns the size of all files of the memory."""
@@ -289,20 +333,3 @@ def describe_memory(memory: Memory) -> dict[str, Any]:
         "version": versions[-1].version,
         "digest": memory.digest,
     }
-
-
-def _overlap(first_ids: np.ndarray, counts: np.ndarray, extents: np.ndarray) -> np.ndarray:
-    """Returns the parts of extents (first id, entries, shard, row) that belong to live documents."""
-    # Documents that follow each other without a gap are one interval of ids.
-    gaps = np.flatnonzero(first_ids[1:] != first_ids[:-1] + counts[:-1]) + 1
-    begins = first_ids[np.concatenate([[0], gaps])] if len(first_ids) else first_ids
-    ends = (first_ids + counts)[np.concatenate([gaps - 1, [-1]])] if len(first_ids) else first_ids
-    runs = []
-    for first, count, shard, row in extents.tolist():
-        interval = int(np.searchsorted(ends, first, side="right"))
-        while interval < len(begins) and begins[interval] < first + count:
-            begin, end = max(first, int(begins[interval])), min(first + count, int(ends[interval]))
-            if end > begin:
-                runs.append((begin, end - begin, shard, row + begin - first))
-            interval += 1
-    return np.array(runs, np.int64).reshape(-1, 4)

@@ -17,6 +17,7 @@ from spalm.compute import Execution, JobPart, ProgressCallback, SentByFields, in
 from spalm.console import bar, say
 from spalm.corpus import Corpus, Split, TokenStream
 from spalm.errors import InputError
+from spalm.files import is_leftover
 from spalm.memory.catalogue import record_version
 from spalm.memory.encoder import Encoder, MemorySettings
 from spalm.memory.memory import IDENTITY, PARTIAL_FILES, Memory, to_half_precision
@@ -61,7 +62,8 @@ def open_memory(
     with only_writer(directory):
         if (directory / IDENTITY).exists():  # made by another process in the meantime
             return open_memory(directory, encoder, settings, stream)
-        foreign = sorted({path.name for path in directory.iterdir()} - PARTIAL_FILES)
+        present = {path.name for path in directory.iterdir() if not is_leftover(path.name)}
+        foreign = sorted(present - PARTIAL_FILES)
         if foreign:
             raise InputError(f"{directory} holds files that are not ours ({foreign[0]}); choose another directory")
         projection = _learn_projection(encoder, stream, width) if width < encoder.width else None

@@ -5,9 +5,7 @@ SHARDS/N.tokens    int32
 """
 
 import hashlib
-import os
 import re
-import secrets
 from collections.abc import Container
 from functools import lru_cache
 from mmap import MADV_RANDOM, MADV_WILLNEED, PAGESIZE
@@ -17,8 +15,8 @@ from typing import Literal
 import numpy as np
 from jaxtyping import Int
 
-from spalm.artifact import TEMPORARY, write_atomically
-from spalm.errors import InputError
+from spalm.errors import DamagedError, InputError
+from spalm.files import child, remove_leftovers, write_atomically
 
 Column = Literal["keys", "tokens"]
 """Name of one of a shard's two files."""
@@ -27,23 +25,23 @@ SHARD_BYTES = 64 << 20
 one for each worker."""
 NO_KEYS = ""
 """What the catalogue has in place of a digest for a shard whose entries have no keys."""
-_SHARD_FILE = re.compile(rf"(\d{{8,}})\.(?:keys|tokens)((?:\.[0-9a-f]+)?{re.escape(TEMPORARY)})?")
-"""Name of a shard's file, finished or being written."""
+_SHARD_FILE = re.compile(r"(\d{8,})\.(?:keys|tokens)")
+"""Name of a shard's file."""
 
 
 class Shards:
-    """The folder of a memory's shards, whose keys have `width` numbers."""
+    """The folder of a memory's shards, whose keys have `width` numbers and whose tokens are below `vocabulary`."""
 
-    def __init__(self, folder: Path, width: int):
-        self.folder, self.width = folder, width
+    def __init__(self, folder: Path, width: int, vocabulary: int):
+        self.folder, self.width, self.vocabulary = folder, width, vocabulary
         self.formats: dict[Column, tuple[str, tuple[int, ...]]] = {"keys": ("<f2", (width,)), "tokens": ("<i4", ())}
         """Type of each column's numbers, and shape of a row."""
         self.mapped = lru_cache(maxsize=256)(self._map)
         """Returns a shard's file as a memory-mapped array; the last ones used stay mapped."""
 
     def __reduce__(self) -> tuple:
-        """Pickles only the path and the width: another process opens the files itself."""
-        return Shards, (self.folder, self.width)
+        """Pickles only the path and the sizes: another process opens the files itself."""
+        return Shards, (self.folder, self.width, self.vocabulary)
 
     def full_size(self, column: Column) -> int:
         """Returns the number of entries of a full shard whose largest file is that of `column`."""
@@ -68,7 +66,25 @@ class Shards:
         found = np.fromfile(path, dtype, count * numbers, offset=self.bytes(column, row))
         if len(found) < count * numbers:
             raise self.too_short(column, shard)
-        return found.reshape(count, *inner)
+        found = found.reshape(count, *inner)
+        return self.known_tokens(found) if column == "tokens" else found
+
+    def take(self, column: Column, shard: int, rows: Int[np.ndarray, "n"]) -> np.ndarray:
+        """Returns any rows of a shard's file."""
+        mapped = self.mapped(column, shard)
+        if len(rows) and int(rows.max()) >= len(mapped):
+            raise self.too_short(column, shard)
+        return mapped[rows]
+
+    def known_tokens(self, tokens: Int[np.ndarray, "*n"]) -> Int[np.ndarray, "*n"]:
+        """Returns tokens that were read; refuses those outside of the vocabulary, which would index other memory."""
+        if tokens.size and not 0 <= tokens.min() <= tokens.max() < self.vocabulary:
+            raise self._damaged(self.folder, "holds tokens that are not in the vocabulary")
+        return tokens
+
+    def _damaged(self, path: Path, what: str) -> DamagedError:
+        """Returns the error that reports damage of a file."""
+        return DamagedError(f"{path} {what}; `spalm verify {self.folder.parent}` tells what else is damaged")
 
     def prefetch(self, column: Column, shard: int, rows: Int[np.ndarray, "n"]) -> None:
         """Has the system read these rows from disk, all at once and nothing around them."""
@@ -81,36 +97,32 @@ class Shards:
 
     def write(self, shard: int, keys: np.ndarray | None, tokens: np.ndarray) -> tuple[str, str]:
         """Puts a shard on disk, synced, and returns the digests of its files. It counts once the catalogue names it."""
-        mark = f".{secrets.token_hex(4)}"  # a worker that was given up may still be writing the same shard
-        of_keys = NO_KEYS if keys is None else self._write("keys", shard, keys, mark)
-        digests = of_keys, self._write("tokens", shard, tokens, mark)
-        folder = os.open(self.folder, os.O_RDONLY)
-        os.fsync(folder)  # the catalogue must not name files whose own names a power cut can still undo
-        os.close(folder)
-        return digests
+        of_keys = NO_KEYS if keys is None else self._write("keys", shard, keys)
+        return of_keys, self._write("tokens", shard, tokens)
 
-    def _write(self, column: Column, shard: int, array: np.ndarray, mark: str) -> str:
+    def _write(self, column: Column, shard: int, array: np.ndarray) -> str:
         """Writes one of a shard's files and returns its digest."""
         content = np.ascontiguousarray(array, self.formats[column][0]).tobytes()
-        write_atomically(self.path(column, shard), content, mark=mark)
+        # A worker that was given up may still be writing the same shard.
+        write_atomically(self.path(column, shard), content, shared=True)
         return hashlib.sha256(content).hexdigest()
 
     def remove_all_but(self, kept: Container[int]) -> None:
         """Removes the files of other shards, and what unfinished writes left."""
         for path in self.folder.iterdir():
             ours = _SHARD_FILE.fullmatch(path.name)
-            if ours and (ours[2] or int(ours[1]) not in kept):
+            if ours and int(ours[1]) not in kept:
                 path.unlink()
+        remove_leftovers(self.folder)
 
-    def too_short(self, column: Column, shard: int) -> InputError:
+    def too_short(self, column: Column, shard: int) -> DamagedError:
         """Returns the error that reports a file with fewer rows than the catalogue says."""
-        path = self.path(column, shard)
-        return InputError(f"{path} is too short; `spalm verify {self.folder.parent}` tells what else is damaged")
+        return self._damaged(self.path(column, shard), "is too short")
 
     def _existing(self, column: Column, shard: int) -> Path:
         """Returns the path of one of a shard's files; raises an error if the file is gone."""
         path = self.path(column, shard)
-        if not path.exists():
+        if not child(self.folder, path.name).is_file():
             raise InputError(f"{path} is gone: the memory was compacted while it was read; run again")
         return path
 

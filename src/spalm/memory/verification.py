@@ -2,17 +2,17 @@
 
 from pathlib import Path
 
-from spalm.artifact import digest_of_file
-from spalm.errors import InputError
+from spalm.digests import digest_of_file
+from spalm.errors import DamagedError
 from spalm.memory.catalogue import Catalogue
 from spalm.memory.shards import NO_KEYS, Shards
 
 
 def verify_file(path: Path, digest: str) -> None:
     """Refuses a file that is missing or does not have this digest."""
-    if not path.exists() or digest_of_file(path) != digest:
+    if not path.is_file() or digest_of_file(path) != digest:
         state = "is damaged (its digest differs)" if path.exists() else "is missing"
-        raise InputError(f"{path} {state}; restore it from a copy, or remove the memory and remember again")
+        raise DamagedError(f"{path} {state}; restore it from a copy, or remove the memory and remember again")
 
 
 def verify_shard(catalogue: Catalogue, shards: Shards, shard: int) -> None:

@@ -17,8 +17,8 @@ from jaxtyping import Float, Int
 from safetensors.numpy import load, save
 from torch import Tensor
 
-from spalm.artifact import write_atomically
 from spalm.console import bar
+from spalm.files import write_atomically
 from spalm.memory import principal_axes
 from spalm.neighbours.parallel import ParallelMap
 from spalm.neighbours.vectors import Vectors, sample_vectors

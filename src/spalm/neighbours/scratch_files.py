@@ -20,7 +20,7 @@ def map_array(path: Path, dtype: str, shape: tuple[int, ...], mode: Literal["c",
     if not all(shape):
         path.touch()
         return np.zeros(shape, dtype)
-    if mode == "r+" and not path.exists():
+    if mode == "r+" and not (path.exists() and path.stat().st_size):
         allocate(path, int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize)
     return np.memmap(path, dtype, mode, shape=shape)
 
@@ -54,4 +54,4 @@ def check_disk_space(directory: Path, needed: int, purpose: str) -> None:
 def boot_id() -> str:
     """Returns an id that changes when the machine restarts; always the same where the system has none."""
     path = Path("/proc/sys/kernel/random/boot_id")
-    return path.read_text().strip() if path.exists() else ""
+    return path.read_text(encoding="utf-8").strip() if path.exists() else ""

@@ -4,10 +4,11 @@ from pathlib import Path
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
+from pydantic import BaseModel
 
 from spalm.artifact import Artifact
 from spalm.corpus import Split
-from spalm.errors import InputError
+from spalm.errors import DamagedError, InputError
 from spalm.memory import MISSING, Entries, Memory
 
 KIND = "neighbours"
@@ -21,12 +22,27 @@ def id_dtype(last: int) -> str:
     return "<i4" if last < 1 << 31 else "<i8"
 
 
+class _SplitFacts(BaseModel):
+    recall: float | None
+
+
+class _Facts(BaseModel):
+    """The form of a table's facts."""
+
+    lineage: list[str]
+    splits: dict[Split, _SplitFacts]
+
+
 class NeighbourTable(Artifact):
     """A finished neighbour table. Reading it needs the memory: entries forgotten since are left out."""
 
     def __init__(self, directory: Path | str, memory: Memory):
-        super().__init__(directory, KIND)
+        super().__init__(directory, KIND, _Facts)
         self.memory = memory
+        for split in self.facts["splits"]:
+            ids, distances = self.array(f"{split}.ids"), self.array(f"{split}.distances")
+            if ids.ndim != 2 or ids.shape != distances.shape or ids.dtype.kind != "i" or distances.dtype.kind != "f":
+                raise DamagedError(f"{self.directory} is damaged (its arrays do not fit each other); make it again")
         lineage = self.facts["lineage"]
         if lineage != memory.lineage()[: len(lineage)]:
             raise InputError(

@@ -63,9 +63,9 @@ def in_all_units(log_probabilities: np.ndarray, split: TokenSplit) -> dict[Unit,
     """Returns the figures of a split in all three units: the same sum, divided by words, tokens or characters."""
     nats = -float(log_probabilities.sum(dtype=np.float64))
     return {
-        "perplexity/word": math.exp(min(nats / split.words, 700.0)),
-        "perplexity/token": math.exp(nats / len(split)),
-        "bits/character": nats / math.log(2) / split.characters,
+        "perplexity/word": math.exp(min(nats / max(1, split.words), 700.0)),
+        "perplexity/token": math.exp(min(nats / len(split), 700.0)),
+        "bits/character": nats / math.log(2) / max(1, split.characters),
     }
 
 

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Literal, overload
 
 import numpy as np
-import yaml
 
-from spalm.artifact import read_json
 from spalm.corpus import Corpus, Split
-from spalm.errors import InputError
+from spalm.digests import refuse_changed
+from spalm.errors import DamagedError, InputError
+from spalm.files import child, read_json
 from spalm.lm import TrainedModel
 from spalm.memory import Memory
 from spalm.neighbours import NeighbourSettings, NeighbourTable
@@ -22,6 +22,7 @@ from spalm.runs.records import Records
 from spalm.runs.results import RESULTS, ResultRow
 from spalm.runs.rows import REFERENCE_ROW, ROWS, NetworkName, RowName
 from spalm.semiparametric import TrainedSpalm
+from spalm.settings import read_yaml
 
 RECIPE = "recipe.yaml"
 """File that holds the recipe of a run."""
@@ -40,20 +41,17 @@ class FinishedRun:
                     f"{self.directory} holds no finished run (no {name}); make one with `spalm run RECIPE --out "
                     f"{self.directory}`"
                 )
-        try:
-            self.results: list[ResultRow] = read_json(self.directory / RESULTS)
-            values = yaml.safe_load((self.directory / RECIPE).read_text(encoding="utf-8"))
-            self.recipe = Recipe.parse(values, str(self.directory / RECIPE))
-            self.unit: Unit = self.results[0]["unit"]
-            lengths = [row["memory_length"] for row in self.results if row["model"] == REFERENCE_ROW]
-            self.memory_length: int = min(lengths)
-            """Length of the short-term memory of the records that are shown: the shortest of the results."""
-            self._digests = {row["evaluation"]: row["records"] for row in self.results}
-        except (ValueError, KeyError, IndexError, TypeError, yaml.YAMLError):
-            raise InputError(
-                f"{self.directory}: {RESULTS} or {RECIPE} is damaged or of another version; run the same `spalm run` "
-                "again"
-            ) from None
+        again = "run the same `spalm run` again"
+        refuse_changed(self.directory, [RESULTS, RECIPE], again)
+        self.results: list[ResultRow] = read_json(child(self.directory, RESULTS), list[ResultRow], remedy=again)
+        self.recipe = Recipe.parse(read_yaml(child(self.directory, RECIPE)), str(self.directory / RECIPE))
+        lengths = [row["memory_length"] for row in self.results if row["model"] == REFERENCE_ROW]
+        if not lengths:
+            raise DamagedError(f"{self.directory / RESULTS} is damaged (no row {REFERENCE_ROW}); {again}")
+        self.unit: Unit = self.results[0]["unit"]
+        self.memory_length: int = min(lengths)
+        """Length of the short-term memory of the records that are shown: the shortest of the results."""
+        self._digests = {row["evaluation"]: row["records"] for row in self.results}
 
     @property
     def title(self) -> str:

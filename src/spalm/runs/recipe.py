@@ -6,7 +6,6 @@ Precedence, from weak to strong: defaults < recipe file < `key=value` on the com
 from collections.abc import Sequence
 from pathlib import Path
 
-import yaml
 from pydantic import model_validator
 
 from spalm.corpus import CorpusSettings
@@ -17,7 +16,7 @@ from spalm.neighbours import NeighbourSettings
 from spalm.runs.evaluation import EvaluationSettings
 from spalm.runs.rows import KEY_NETWORK, RowName
 from spalm.semiparametric import AdaptiveSettings, KnnSettings, SpalmModelSettings, SpalmSettings
-from spalm.settings import Settings, override
+from spalm.settings import Settings, override, read_yaml
 from spalm.training import TrainingSettings
 
 
@@ -124,10 +123,7 @@ def read_recipe(name: str, assignments: Sequence[str] = ()) -> Recipe:
     if not path.is_file():
         known = ", ".join(sorted(item.stem for item in recipe_folder().glob("*.yaml")))
         raise InputError(f"there is no recipe {name!r}; take one of {known}, or give the path of a .yaml file")
-    try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
+    values = read_yaml(path)
     if not isinstance(values, dict):
         raise InputError(f"{path} holds no settings; see {recipe_folder() / 'demo.yaml'} for the form of a recipe")
     return Recipe.parse(override(values, list(assignments)), path.name)

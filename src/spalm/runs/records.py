@@ -18,34 +18,51 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Int
+from pydantic import BaseModel
 from torch import Tensor
 
-from spalm import artifact
 from spalm.artifact import Artifact, Draft, Stage
 from spalm.compute import Execution, autocast
 from spalm.console import bar
 from spalm.corpus import Corpus, Split, TokenSplit
-from spalm.errors import InputError
+from spalm.errors import DamagedError, InputError
+from spalm.files import read_json, write_json
 from spalm.lm import Reading
+from spalm.manifest import Count, Size
 from spalm.runs.rows import HELD_OUT
-from spalm.semiparametric import BaseOutputs, Retriever, Scorer, TrainingExamples, score_positions
+from spalm.semiparametric import BaseOutputs, Knn, Retriever, Scorer, TrainingExamples, score_positions
 
-_KIND = "records"
+KIND = "records"
+"""Kind of artifact."""
 _VERSION = 2
+_MOST_NATS = 1e5
+"""Upper bound of the absolute value of a log-probability."""
 _BLOCK_TOKENS = 1 << 16
 """Number of tokens read between two saves; a kill loses no more than these."""
 
 
 def records_stage(settings: dict[str, Any], parents: dict[str, str]) -> Stage:
     """Returns the stage of a model's records."""
-    return Stage(_KIND, _VERSION, settings, parents, cheap=True)
+    return Stage(KIND, _VERSION, settings, parents, cheap=True)
+
+
+class _Facts(BaseModel):
+    """The form of the facts about records: of those that a mixture made."""
+
+    knn: Knn | None = None
+    dev_border: Count | None = None
+    neighbours: Count | None = None
+    width: Size | None = None
+    levels: Count = 0
 
 
 class Records(Artifact):
     """Finished records of dev and test."""
 
     def __init__(self, directory: Path | str):
-        super().__init__(directory, _KIND)
+        super().__init__(directory, KIND, _Facts)
+        self._plausible: set[Split] = set()
+        """Splits whose log-probabilities were looked at."""
         if self.manifest["version"] != _VERSION:
             raise InputError(f"{self.directory} was made by another version of spalm; run the same command again")
 
@@ -54,8 +71,15 @@ class Records(Artifact):
         return self.array(f"{split}.{name}")
 
     def log_probabilities(self, split: Split) -> np.ndarray:
-        """Returns log p of tokens[i], for every i of the split."""
-        return self.of(split, "log_probabilities")
+        """Returns log p of tokens[i], for every i of the split; refuses numbers that cannot be any."""
+        found = self.of(split, "log_probabilities")
+        if split not in self._plausible:
+            if not (np.abs(found) < _MOST_NATS).all():
+                raise DamagedError(
+                    f"{self.directory}: {split}.log_probabilities is damaged; run the same command again"
+                )
+            self._plausible.add(split)
+        return found
 
     def has(self, name: str) -> bool:
         """Returns whether an array was kept."""
@@ -107,7 +131,7 @@ def _read(scorer: Scorer, split: TokenSplit, reading: Reading, draft: Draft) -> 
     block = max(_BLOCK_TOKENS, 4 * reading.lanes * reading.warm_up * reading.segment)
     block = reading.stride * max(1, block // reading.stride)
     progress = draft.scratch(f"{split.split}.done.json")
-    done = artifact.read_json(progress)["positions"] if progress.exists() else 0
+    done = read_json(progress)["positions"] if progress.exists() else 0
     with bar(f"{draft.directory.name} reads {split.split}", len(split), done) as shown:
         for start in range(done, len(split), block):
             stop = min(start + block, len(split))
@@ -115,8 +139,8 @@ def _read(scorer: Scorer, split: TokenSplit, reading: Reading, draft: Draft) -> 
             for name, rows in arrays.items():
                 _append(draft.directory / f"{split.split}.{name}", rows, start)
             kinds = {name: [rows.dtype.str, *rows.shape[1:]] for name, rows in arrays.items()}
-            artifact.write_json(progress, {"positions": stop, "arrays": kinds})
-    for name, (dtype, *tail) in artifact.read_json(progress)["arrays"].items():
+            write_json(progress, {"positions": stop, "arrays": kinds})
+    for name, (dtype, *tail) in read_json(progress)["arrays"].items():
         draft.declare(f"{split.split}.{name}", dtype, (len(split), *tail))
 
 

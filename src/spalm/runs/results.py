@@ -2,16 +2,19 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TypedDict
+from typing import Annotated
 
 import numpy as np
+from pydantic import Field
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from typing_extensions import TypedDict
 
-from spalm.artifact import write_json
 from spalm.corpus import Corpus
+from spalm.files import write_json
 from spalm.lm import TrainedModel
+from spalm.manifest import Count, Digest
 from spalm.runs.evaluation import Unit, in_all_units
 from spalm.runs.recipe import PaperRow
 from spalm.runs.records import Records
@@ -29,7 +32,7 @@ ResultRow = TypedDict(
         "test": float,
         "unit": Unit,
         "parameters": int,
-        "memory_length": int,
+        "memory_length": Count,
         "memory_length_in_training": int,
         "lambda": float | None,
         "temperature": float | None,
@@ -41,8 +44,8 @@ ResultRow = TypedDict(
         "best_step": int,
         "seed": int,
         "all_units": dict[HeldOut, dict[Unit, float]],
-        "evaluation": str,
-        "records": str,
+        "evaluation": Annotated[str, Field(pattern=r"^evaluation/[A-Za-z0-9+_-]+$")],
+        "records": Digest,
     },
 )
 """A row as it stands in results.json.

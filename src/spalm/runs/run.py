@@ -9,10 +9,11 @@ from typing import Literal, TypeVar, overload
 import yaml
 from rich.console import Console
 
-from spalm.artifact import write_atomically
 from spalm.compute import Execution
 from spalm.console import say
 from spalm.corpus import Corpus, build_corpus, tokenise_files
+from spalm.digests import updating_sums
+from spalm.files import write_atomically
 from spalm.lm import TrainedModel, train_model
 from spalm.memory import Encoder, Memory, encoder_of, open_memory, remember, source_of_split, source_of_text
 from spalm.neighbours import NeighbourSettings, NeighbourTable, find_neighbours
@@ -181,8 +182,9 @@ class Run:
 
     def _finish(self, rows: list[ResultRow], console: Console) -> None:
         """Writes the recipe and the results, and prints the results."""
-        write_atomically(self.directory / RECIPE, yaml.safe_dump(self.recipe.as_json(), sort_keys=False))
-        write_results(rows, self.directory)
+        with updating_sums(self.directory, [RECIPE, RESULTS]):
+            write_atomically(self.directory / RECIPE, yaml.safe_dump(self.recipe.as_json(), sort_keys=False))
+            write_results(rows, self.directory)
         print_results(rows, self.recipe.title, self.recipe.paper, console)
         self._show_passage(console)
         console.print(f"written to {self.directory / RESULTS}", highlight=False)

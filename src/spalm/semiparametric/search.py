@@ -6,7 +6,8 @@ from pathlib import Path
 import numpy as np
 
 from spalm.compute import half_of_machine_ram
-from spalm.errors import InputError
+from spalm.console import say
+from spalm.errors import DamagedError, InputError
 from spalm.memory import Memory
 from spalm.memory.exact import ExactView, Excluded
 from spalm.neighbours import Exclusion, IndexKind, IndexSettings, Searcher, make_searcher, open_searcher
@@ -104,7 +105,9 @@ def open_search(memory: Memory, directory: Path, count: int) -> Search:
     """
     try:
         searcher = open_searcher(memory, directory)[0]
-    except InputError:
+    except InputError as error:
+        if isinstance(error, DamagedError):
+            say(f"{error}: that is done now")
         kind = _kind_for(len(memory.entries().with_keys), memory.width)
         settings = IndexSettings(kind=kind, recall=_RECALL, neighbours=min(count, _JUDGED))
         searcher = make_searcher(memory, directory, settings)[0]

@@ -14,7 +14,7 @@ from spalm.compute import Execution
 from spalm.corpus import Batch, Corpus, Split
 from spalm.errors import InputError
 from spalm.lm import ModelSettings, Reading, TrainedModel, Transformer, next_memory
-from spalm.lm.training import DEV_LANES, training_facts
+from spalm.lm.training import DEV_LANES, TrainingFacts, training_facts
 from spalm.neighbours import NeighbourTable
 from spalm.semiparametric.gate import GateSettings
 from spalm.semiparametric.model import Spalm
@@ -130,7 +130,7 @@ class TrainedSpalm(Artifact):
     """A trained SPALM on disk: its settings, and `load` for the model itself."""
 
     def __init__(self, directory: Path | str):
-        super().__init__(directory, _KIND)
+        super().__init__(directory, _KIND, TrainingFacts)
         self.model_settings = SpalmModelSettings.parse(self.settings, str(self.directory))
 
     @property

@@ -18,7 +18,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from spalm.artifact import write_atomically, write_json
+from spalm.digests import updating_sums
+from spalm.files import write_atomically, write_json
 from spalm.runs import FinishedRun, HeldOut, RowName
 from spalm.study.drawing import Axes, Figure, draw_figure, save_figure
 
@@ -84,13 +85,16 @@ class Analysis:
             for name, table in self.tables.items()
         }
         whole = {"title": self.title, "caption": self.caption, "tables": tables, "data": self.data}
-        write_json(folder / f"{self.name}.json", whole)
-        for name, table in self.tables.items():
-            text = io.StringIO()
-            csv.writer(text, lineterminator="\n").writerows([table.columns, *table.rows])
-            file = f"{self.name}.csv" if len(self.tables) == 1 else f"{self.name}-{name}.csv"
-            write_atomically(folder / file, text.getvalue())
-        save_figure(self.picture(), folder / self.name)
+        files = {
+            name: f"{self.name}.csv" if len(self.tables) == 1 else f"{self.name}-{name}.csv" for name in self.tables
+        }
+        with updating_sums(folder, [*files.values(), *(f"{self.name}.{end}" for end in ("json", "png", "svg"))]):
+            write_json(folder / f"{self.name}.json", whole)
+            for name, table in self.tables.items():
+                text = io.StringIO()
+                csv.writer(text, lineterminator="\n").writerows([table.columns, *table.rows])
+                write_atomically(folder / files[name], text.getvalue())
+            save_figure(self.picture(), folder / self.name)
 
 
 @dataclass(frozen=True)

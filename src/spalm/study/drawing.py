@@ -9,7 +9,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from spalm.artifact import write_atomically
+from spalm.files import write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -14,9 +14,11 @@ import yaml
 from markupsafe import Markup
 
 import spalm
-from spalm.artifact import MANIFEST, PREVIOUS, Artifact, write_atomically
+from spalm.artifact import MANIFEST, PREVIOUS, Artifact
 from spalm.console import bar
 from spalm.corpus import token_in_text, visible_token
+from spalm.digests import updating_sums
+from spalm.files import own_folder, write_atomically
 from spalm.runs import REFERENCE_ROW, FinishedRun, RowName
 from spalm.runs.passage import retrieved_tokens
 from spalm.study.analysis import Analysis, AnalysisRequest, format_cell
@@ -44,8 +46,12 @@ class ColouredToken:
     """Text that is shown when the mouse is over the token."""
 
 
-def write_report(run: FinishedRun, folder: Path) -> Path:
-    """Makes every analysis of a run, writes its files to `folder`, and writes the page beside them."""
+def write_report(run: FinishedRun, folder: Path | None = None) -> Path:
+    """Makes every analysis of a run, writes its files to `folder`, and writes the page beside them.
+
+    The default folder is RUN/report.
+    """
+    folder = folder or own_folder(run.directory, "report")
     found: list[Analysis] = []
     names = available_analyses(run)
     with bar("study", len(names)) as progress:
@@ -72,7 +78,8 @@ def write_report(run: FinishedRun, folder: Path) -> Path:
         )
     )
     path = folder / REPORT_FILE
-    write_atomically(path, page)
+    with updating_sums(folder, [REPORT_FILE]):
+        write_atomically(path, page)
     return path
 
 

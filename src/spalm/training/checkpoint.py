@@ -8,7 +8,6 @@ is tensors and JSON only: loading it runs no code. The newest complete checkpoin
 """
 
 import errno
-import json
 import os
 import re
 import shutil
@@ -22,9 +21,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from spalm.artifact import digest_of_file, write_json
 from spalm.compute.ranks import SINGLE_RANK, Ranks
-from spalm.errors import InputError
+from spalm.digests import digest_of_file
+from spalm.errors import DamagedError, InputError, first_line
+from spalm.files import read_json, replacing, write_json
 from spalm.training.replica import full_tensor, shard_like
 
 ModuleType = TypeVar("ModuleType", bound=nn.Module)
@@ -46,17 +46,13 @@ class Progress:
 
 def save_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
     """Writes a safetensors file in one step: after a crash it is complete or not there."""
-    temporary = path.with_name(path.name + ".tmp")
     try:
-        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, temporary)
-        with temporary.open("rb") as file:
-            os.fsync(file.fileno())
+        with replacing(path) as temporary:
+            save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, temporary)
     except SafetensorError as error:
-        temporary.unlink(missing_ok=True)
         number = re.search(r"os error (\d+)", str(error))
         code = int(number[1]) if number else errno.EIO
         raise OSError(code, os.strerror(code), str(path)) from None
-    temporary.replace(path)
 
 
 @torch.random.fork_rng(devices=[])
@@ -69,8 +65,8 @@ def load_network(make: Callable[[], ModuleType], path: Path) -> ModuleType:
     model = make()
     try:
         tensors = load_file(path)
-    except (SafetensorError, FileNotFoundError) as error:
-        raise InputError(f"{path} cannot be read ({error}); train the model again") from None
+    except (SafetensorError, OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
+        raise DamagedError(f"{path} cannot be read ({first_line(error)}); train the model again") from None
     own = model.state_dict()
     for name in sorted({*own, *tensors}):
         mine, theirs = own.get(name), tensors.get(name)
@@ -147,9 +143,9 @@ def load(
     folder = _newest(directory)
     if folder is None:
         return Progress(first_step), []
-    content = json.loads((folder / "progress.json").read_text())
+    content = read_json(folder / "progress.json", dict, remedy="give --restart to train from the beginning")
     path = folder / "tensors.safetensors"
-    if digest_of_file(path) != content.pop("sha256"):
+    if digest_of_file(path) != content.pop("sha256", None):
         raise InputError(f"{path} is damaged; give --restart to train from the beginning")
     tensors = load_file(path)
     groups: dict[str, dict[str, Tensor]] = {}

@@ -1,12 +1,14 @@
 """The index on disk: every key in the list of its partition, whoever made it and however often it was interrupted."""
 
 import shutil
+import struct
 
 import faiss
 import numpy as np
 import pytest
 
 from spalm.compute import LOCAL
+from spalm.digests import SUMS, sum_up
 from spalm.errors import InputError
 from spalm.memory import remember, source_of_text
 from spalm.neighbours import MISSING, IndexSettings, exact_search, make_searcher, open_searcher, serial_map
@@ -153,13 +155,48 @@ def test_unfinished_work_for_another_state_of_the_memory_is_dropped(memory, tmp_
 
 
 @pytest.mark.parametrize("name", ["lists", "index", "partitions.safetensors"])
-def test_a_damaged_index_is_told(memory, tmp_path, name):
+@pytest.mark.parametrize("digests", [True, False], ids=["", "by an earlier version"])
+def test_a_damaged_index_is_told(memory, tmp_path, name, digests):
     """A mapped file that ends too early would end the process."""
     make_searcher(memory, tmp_path / "index", SETTINGS)
+    if not digests:
+        (tmp_path / "index" / SUMS).unlink()
     path = tmp_path / "index" / name
     path.write_bytes(path.read_bytes()[:-100])
-    with pytest.raises(InputError, match="is damaged; make the index again"):
+    with pytest.raises(InputError, match=r"is damaged.*make the index again"):
         open_searcher(memory, tmp_path / "index")
+
+
+@pytest.mark.parametrize("kind", ["disk", "faiss"])
+def test_any_flipped_bit_of_an_index_is_told_before_it_is_opened(memory, tmp_path, monkeypatch, kind):
+    """The library that reads it would trust it, and may end the process."""
+    folder, random = tmp_path / "index", np.random.default_rng(7)
+    make_searcher(memory, folder, SETTINGS.model_copy(update={"kind": kind}))
+    open_searcher(memory, folder)
+    monkeypatch.setattr("spalm.neighbours.index.build.load_index", None)
+    for path in folder.iterdir():
+        good = path.read_bytes()
+        for place in {0, len(good) - 1, *random.integers(0, len(good), 20).tolist()}:
+            bad = bytearray(good)
+            bad[place] ^= 1 << int(random.integers(8))
+            path.write_bytes(bad)
+            with pytest.raises(InputError, match="damaged"):
+                open_searcher(memory, folder)
+        path.write_bytes(good)
+
+
+def test_lists_outside_of_their_file_are_not_read(memory, tmp_path):
+    """An index that somebody made to be so, its digests included."""
+    folder = tmp_path / "index"
+    searcher, _ = make_searcher(memory, folder, SETTINGS)
+    held = searcher.index._lists_file._lists.lists.at(1)
+    place = struct.pack("<QQQ", held.size, held.capacity, held.offset)
+    content = (folder / "index").read_bytes()
+    assert content.count(place) == 1
+    (folder / "index").write_bytes(content.replace(place, struct.pack("<QQQ", held.size, held.capacity, 1 << 40)))
+    sum_up(folder, ["index.json", "index", "lists", "partitions.safetensors"])
+    with pytest.raises(InputError, match="damaged"):
+        open_searcher(memory, folder)
 
 
 def test_a_full_disk_is_told_before_it_is_full(memory, tmp_path, monkeypatch):

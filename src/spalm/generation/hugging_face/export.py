@@ -11,11 +11,13 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from spalm import artifact
-from spalm.artifact import MANIFEST, PREVIOUS, TEMPORARY, only_writer
+from spalm.artifact import MANIFEST, PREVIOUS, Artifact, only_writer
 from spalm.attachment import ATTACHED_FILE, Attached
+from spalm.attachment.attached import base_folder
 from spalm.corpus.to_tokenizers import to_fast_tokenizer
+from spalm.digests import KNOWN, sum_up, updating_sums
 from spalm.errors import InputError
+from spalm.files import TEMPORARY, read_json, remove_leftovers, temporary_beside, write_atomically, write_json
 from spalm.runs import RESULTS, FinishedRun
 
 CONFIG = "config.json"
@@ -36,12 +38,13 @@ def export_for_transformers(model: FinishedRun | Attached) -> None:
 def _export_attached(attached: Attached) -> None:
     """Writes config.json, and copies the base model's tokeniser files."""
     base, directory = attached.base.folder.path, attached.directory
-    config = artifact.read_json(base / CONFIG)
+    config = read_json(base / CONFIG, dict)
     ids = {name: config.get(name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
-    artifact.write_json(directory / CONFIG, {**_KIND, "base": config, **ids})
-    for path in base.iterdir():
-        if path.name.startswith(_TOKENISER_FILES):
-            artifact.write_atomically(directory / path.name, path.read_bytes())
+    copied = [path for path in base.iterdir() if path.name.startswith(_TOKENISER_FILES) and path.is_file()]
+    with updating_sums(directory, [CONFIG, *(path.name for path in copied)]):
+        write_json(directory / CONFIG, {**_KIND, "base": config, **ids})
+        for path in copied:
+            write_atomically(directory / path.name, path.read_bytes())
 
 
 def _export_run(run: FinishedRun) -> None:
@@ -60,9 +63,10 @@ def _export_run(run: FinishedRun) -> None:
         "padding_side": "left",
         **{f"{role}_token": symbol for role in ("bos", "eos", "pad")},
     }
-    artifact.write_atomically(run.directory / "tokenizer.json", tokeniser.to_str())
-    artifact.write_json(run.directory / "tokenizer_config.json", tokeniser_config)
-    artifact.write_json(run.directory / CONFIG, config)
+    with updating_sums(run.directory, ["tokenizer.json", "tokenizer_config.json", CONFIG]):
+        write_atomically(run.directory / "tokenizer.json", tokeniser.to_str())
+        write_json(run.directory / "tokenizer_config.json", tokeniser_config)
+        write_json(run.directory / CONFIG, config)
 
 
 def copy_model(source: Path, target: Path, changes: dict[str, Any]) -> None:
@@ -73,32 +77,36 @@ def copy_model(source: Path, target: Path, changes: dict[str, Any]) -> None:
     whole, wanted = source.resolve(), target.resolve()
     if whole.is_relative_to(wanted) or wanted.is_relative_to(whole):
         raise InputError(f"{target}: the model itself is at {source}; give a folder that is apart from it")
-    there, here = (folder / "corpus" / MANIFEST for folder in (wanted, whole))
-    if wanted.is_file() or (there.exists() and there.read_bytes() != here.read_bytes()):
+    there, here = (folder / "corpus" for folder in (wanted, whole))
+    if wanted.is_file() or ((there / MANIFEST).exists() and Artifact(there).digest != Artifact(here).digest):
         raise InputError(f"{target} is a file, or holds another model; give another folder")
-    half = wanted.with_name(wanted.name + TEMPORARY)
-    shutil.rmtree(half, ignore_errors=True)
+    remove_leftovers(wanted.parent, wanted.name)
+    half = temporary_beside(wanted)
     with only_writer(whole / "memory"):  # the memory must not change while it is copied
-        shutil.copytree(whole, half, ignore=shutil.ignore_patterns(f"*{TEMPORARY}", f"*{PREVIOUS}*"))
+        shutil.copytree(whole, half, ignore=shutil.ignore_patterns(f"*{TEMPORARY}", f"*{PREVIOUS}*", KNOWN))
     attached = (half / ATTACHED_FILE).is_file()
     if attached:
         _include_base(whole, half)
-    artifact.write_json(half / CONFIG, {**artifact.read_json(half / CONFIG), **changes})
+    with updating_sums(half, [CONFIG]):
+        write_json(half / CONFIG, {**read_json(half / CONFIG, dict), **changes})
     _move(half, wanted, ATTACHED_FILE if attached else RESULTS)
 
 
 def _include_base(source: Path, copy: Path) -> None:
     """Puts the base model into a copy of an attached model, and records its place there."""
-    description = artifact.read_json(source / ATTACHED_FILE)
-    base, place = (source / description["model"]).resolve(), _BASE
+    description = read_json(source / ATTACHED_FILE, dict[str, Any])
+    base, place = base_folder(source, str(description.get("model"))).resolve(), _BASE
     if base.is_relative_to(source):  # was converted there, so it has been copied
         place = str(base.relative_to(source))
     else:
         shutil.rmtree(copy / place, ignore_errors=True)  # of an earlier attachment
         (copy / place).mkdir()
-        for path in (path for pattern in _MODEL_FILES for path in base.glob(pattern)):
+        files = [path for pattern in _MODEL_FILES for path in base.glob(pattern) if path.is_file()]
+        for path in files:
             shutil.copyfile(path, copy / place / path.name)
-    artifact.write_json(copy / ATTACHED_FILE, {**description, "model": place})
+        sum_up(copy / place, [path.name for path in files])
+    with updating_sums(copy, [ATTACHED_FILE]):
+        write_json(copy / ATTACHED_FILE, {**description, "model": place})
 
 
 def _move(half: Path, target: Path, mark: str) -> None:

@@ -19,6 +19,7 @@ from spalm.generation.inspection.passages import (
     PassageReader,
     ReadPassage,
     Switches,
+    forgotten_in_split,
 )
 from spalm.generation.models import ModelSet
 from spalm.generation.score import score_variant
@@ -69,7 +70,8 @@ class Explorer:
         """Returns documents of a split by a part of their names: numbers, names and lengths in tokens."""
         text = self.models.corpus.split(split)
         wanted = containing.casefold()
-        numbers = (number for number, name in enumerate(text.names) if wanted in name.casefold())
+        gone = forgotten_in_split(self.models, split)
+        numbers = (number for number, name in enumerate(text.names) if wanted in name.casefold() and not gone[number])
         return [
             {"number": number, "name": text.names[number], "tokens": int(text.ends[number] - text.begins[number])}
             for number in islice(numbers, most)

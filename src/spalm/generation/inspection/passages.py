@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from jaxtyping import Bool
 from torch import Tensor
 
 from spalm.errors import InputError
@@ -15,6 +16,7 @@ from spalm.generation.models import ModelSet, Variant
 from spalm.generation.score import read_states, stream_of_text
 from spalm.memory import MISSING, Entries, Memory, source_of_split
 from spalm.memory.exact import Excluded, reversed_contexts
+from spalm.memory.forgotten import forgotten_documents
 from spalm.neighbours import drop_neighbours
 from spalm.runs import HeldOut
 from spalm.semiparametric import Matched, Retrieved
@@ -96,6 +98,12 @@ class ReadPassage:
         return matched
 
 
+def forgotten_in_split(models: ModelSet, split: HeldOut) -> Bool[np.ndarray, "documents"]:
+    """Returns which documents of a split the memory held once and does not hold any more; nothing of them is shown."""
+    text = models.corpus.split(split)
+    return forgotten_documents(models.memory, source_of_split(models.corpus, split), text.begins)
+
+
 class PassageReader:
     """Reads passages with every model of a directory, and keeps the last ones."""
 
@@ -135,6 +143,8 @@ class PassageReader:
         if not 0 <= place.document < len(text.names):
             raise InputError(f"document {place.document}: {place.split} has {len(text.names):,} documents")
         begin, end = int(text.begins[place.document]), int(text.ends[place.document])
+        if forgotten_in_split(self._models, place.split)[place.document]:
+            raise InputError(f"document {place.document} of {place.split} was forgotten")
         name = text.names[place.document]
         if not 0 <= place.offset < end - begin:
             raise InputError(f"offset {place.offset}: {name} has {end - begin:,} tokens")

@@ -1,12 +1,16 @@
 """Conversion of GGUF files into the folder format of transformers."""
 
 from pathlib import Path
+from typing import Any
 
 import torch
+from pydantic import BaseModel
 
-from spalm import artifact
+from spalm.digests import KNOWN, SUMS, KnownDigests, digest_of_file, digest_of_text, write_sums
 from spalm.errors import InputError, first_line
-from spalm.lm.pretrained.import_transformers import import_transformers
+from spalm.files import allow_as_umask_says, as_json, read_json, write_atomically
+from spalm.lm.pretrained.import_transformers import import_transformers, open_pretrained
+from spalm.manifest import Count, Digest
 
 _SOURCE = "converted.json"
 """File that names the GGUF file from which a folder was made; written last."""
@@ -14,27 +18,37 @@ _IDENTITY = ("file", "sha256")
 """Fields of it that say which file it was; the others say where it lies."""
 
 
+class _Source(BaseModel):
+    """The form of that file."""
+
+    file: str
+    sha256: Digest
+    path: str | None = None
+    bytes: Count | None = None
+
+
 def convert_gguf(gguf: Path, folder: Path) -> None:
     """Converts a GGUF file to a folder with config.json, safetensors and tokenizer.json, unless that is done."""
     if not gguf.is_file():
         raise InputError(f"{gguf} does not exist; give the path of a GGUF file")
+    if folder.is_symlink():
+        raise InputError(f"{folder} is a symbolic link; remove it")
     done = folder / _SOURCE
     place = {"path": str(gguf.resolve()), "bytes": gguf.stat().st_size}
-    source = {"file": gguf.name, "sha256": artifact.digest_of_file(gguf), **place}
-    known = artifact.read_json(done) if done.exists() else {}
+    source = {"file": gguf.name, "sha256": digest_of_file(gguf), **place}
+    known = _read(folder)
     if all(known.get(name) == source[name] for name in _IDENTITY):
         if known != source:  # it was moved, or an earlier version did not note where it lies
-            artifact.write_json(done, source)
+            _finish(folder, source)
         return
     transformers = import_transformers()
     folder.mkdir(parents=True, exist_ok=True)
     for old in (done, *folder.glob("*.safetensors*")):  # from another GGUF file, or half-written
         old.unlink(missing_ok=True)
     try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+        tokenizer = open_pretrained("AutoTokenizer", gguf.parent, gguf_file=gguf.name)
         tokenizer.save_pretrained(folder)
-        auto = transformers.AutoModelForCausalLM
-        model = auto.from_pretrained(gguf.parent, dtype=torch.float32, gguf_file=gguf.name)
+        model = open_pretrained("AutoModelForCausalLM", gguf.parent, dtype=torch.float32, gguf_file=gguf.name)
     except ImportError:
         raise InputError("a GGUF file needs the extra: pip install 'spalm[pretrained]'") from None
     except Exception as error:  # a damaged file can raise anything
@@ -43,16 +57,38 @@ def convert_gguf(gguf: Path, folder: Path) -> None:
         {key: value for key, value in model.config.to_dict().items() if key != "quantization_config"}
     )
     with torch.device("meta"):
-        plain = auto.from_config(config, dtype=torch.float32)
+        auto = transformers.AutoModelForCausalLM
+        plain = auto.from_config(config, dtype=torch.float32, trust_remote_code=False)
     plain.load_state_dict(model.state_dict(), assign=True)
     plain.tie_weights()
     plain.save_pretrained(folder)
-    artifact.write_json(done, source)
+    allow_as_umask_says(folder.glob("*.safetensors"))
+    _finish(folder, source)
 
 
 def original_gguf(folder: Path) -> Path | None:
     """Returns the GGUF file from which a folder was made, if there was one and it is still where it was."""
-    done = folder / _SOURCE
-    known = artifact.read_json(done) if done.exists() else {}
+    known = _read(folder)
     path = Path(known["path"]) if "path" in known else None
-    return path if path is not None and path.is_file() and path.stat().st_size == known["bytes"] else None
+    if path is None or not path.is_file() or path.stat().st_size != known["bytes"]:
+        return None
+    if KnownDigests(folder / KNOWN).of(path) != known["sha256"]:
+        raise InputError(f"{path} is not the file that {folder} was made from; put that back, or attach again")
+    return path
+
+
+def _finish(folder: Path, source: dict[str, Any]) -> None:
+    """Writes the digests of all files of a folder, then the file that says what it was made from."""
+    content = as_json(source)
+    passing = (SUMS, KNOWN, _SOURCE)
+    sums = {path.name: digest_of_file(path) for path in folder.iterdir() if path.name not in passing}
+    write_sums(folder, {**sums, _SOURCE: digest_of_text(content)})
+    write_atomically(folder / _SOURCE, content)
+
+
+def _read(folder: Path) -> dict[str, Any]:
+    """Returns what a folder was made from; nothing if it was not made from a GGUF file."""
+    if not (folder / _SOURCE).exists():
+        return {}
+    found: _Source = read_json(folder / _SOURCE, _Source, remedy="attach the GGUF file again")
+    return found.model_dump(exclude_none=True)

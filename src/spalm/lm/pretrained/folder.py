@@ -1,20 +1,25 @@
 """Pretrained models on disk: a folder with config.json, safetensors and tokenizer.json, and how it is found."""
 
+import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
 
-from spalm.artifact import digest_of_file, digest_of_json
+from spalm.digests import digest_of_file, digest_of_json
 from spalm.errors import InputError, first_line
+from spalm.files import read_json
 from spalm.lm.pretrained.convert import convert_gguf, original_gguf
-from spalm.lm.pretrained.import_transformers import import_transformers
+from spalm.lm.pretrained.import_transformers import import_transformers, open_pretrained
 from spalm.lm.pretrained.model import PretrainedModel
 from spalm.paths import user_path
 
 _DIGESTED = ("*.safetensors", "config.json", "tokenizer.json")
 """Patterns of the files on which hidden states depend."""
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+"""Name of a folder of the hub's cache that holds one commit of a repository."""
 
 
 @dataclass(frozen=True)
@@ -23,12 +28,16 @@ class PretrainedFolder:
 
     path: Path
     """Path of the folder."""
+    revision: str | None = None
+    """Commit of the repository on the hub from which it was fetched, if it was."""
 
-    @property
-    def digest(self) -> str:
-        """Digest of everything on which the model's hidden states depend."""
+    def digest(self, digest_of: Callable[[Path], str] = digest_of_file) -> str:
+        """Returns the digest of everything on which the model's hidden states depend.
+
+        `digest_of` returns the digest of a file; with `KnownDigests.of`, files are only read if they changed.
+        """
         files = sorted(path for pattern in _DIGESTED for path in self.path.glob(pattern))
-        return digest_of_json([(path.name, digest_of_file(path)) for path in files])
+        return digest_of_json([(path.name, digest_of(path)) for path in files])
 
     @property
     def gguf(self) -> Path | None:
@@ -37,10 +46,11 @@ class PretrainedFolder:
 
     def load(self, device: torch.device) -> PretrainedModel:
         """Loads the model: in single precision on a CPU, as it was saved on other devices."""
-        auto = import_transformers().AutoModelForCausalLM
+        import_transformers()
+        self._refuse_foreign_code()
         dtype = torch.float32 if device.type == "cpu" else "auto"
         try:
-            model, report = auto.from_pretrained(self.path, dtype=dtype, output_loading_info=True)
+            model, report = open_pretrained("AutoModelForCausalLM", self.path, dtype=dtype, output_loading_info=True)
         except (OSError, ValueError, SafetensorError) as error:
             raise InputError(f"{self.path} is no causal language model: {first_line(error)}") from None
         except RuntimeError:  # its message is a report of many lines
@@ -49,11 +59,21 @@ class PretrainedFolder:
             raise InputError(f"{self.path}: no weights of {missing[0]} and {len(missing) - 1} more; save it anew")
         return PretrainedModel(model.to(device), str(self.path))
 
+    def _refuse_foreign_code(self) -> None:
+        """Refuses a model whose configuration would have other repositories fetched, or code of theirs run."""
+        config = read_json(self.path / "config.json", dict, remedy="save the model anew")
+        attention = config.get("attn_implementation", config.get("_attn_implementation"))
+        if isinstance(attention, str) and "/" in attention:
+            raise InputError(f"{self.path}: config.json asks for the code {attention!r}, which is not run; remove that")
+        if (self.path / "adapter_config.json").exists():
+            raise InputError(f"{self.path} holds an adapter of another model; merge the two, and give the result")
 
-def locate_pretrained(name: str, converted: Path) -> PretrainedFolder:
+
+def locate_pretrained(name: str, converted: Path, revision: str | None = None) -> PretrainedFolder:
     """Finds a model by the path of its folder, of a GGUF file, or by its name on the Hugging Face hub.
 
-    A GGUF file is converted once, into the folder `converted`.
+    A GGUF file is converted once, into the folder `converted`. `revision` is the commit, tag or branch that is wanted
+    of a repository on the hub; it may also follow the name, as in NAME@REVISION.
     """
     path = user_path(name)
     if path.suffix == ".gguf":
@@ -67,25 +87,28 @@ def locate_pretrained(name: str, converted: Path) -> PretrainedFolder:
         return _complete(path)
     if path.exists():
         raise InputError(f"{path} is no folder of a model, nor a .gguf file")
-    return _complete(_download(name))
+    name, _, wanted = name.partition("@")
+    return _complete(*_download(name, wanted or revision))
 
 
-def _download(name: str) -> Path:
-    """Downloads a model from the hub, unless it is in the cache, and returns its local folder."""
+def _download(name: str, revision: str | None) -> tuple[Path, str | None]:
+    """Downloads a model from the hub, unless it is in the cache, and returns its local folder and its commit."""
     transformers = import_transformers()
     try:
-        config = transformers.utils.cached_file(name, "config.json")
-        transformers.AutoTokenizer.from_pretrained(name)  # fetches its files
-        transformers.AutoModelForCausalLM.from_pretrained(name, device_map="meta")  # and the weights
+        folder = Path(transformers.utils.cached_file(name, "config.json", revision=revision)).parent
+        commit = folder.name if _COMMIT.fullmatch(folder.name) else None
+        exactly = commit or revision or "main"
+        open_pretrained("AutoTokenizer", name, revision=exactly)  # fetches its files
+        open_pretrained("AutoModelForCausalLM", name, revision=exactly, device_map="meta")  # and the weights
     except (OSError, ValueError, SafetensorError) as error:
         raise InputError(f"there is no model {name!r}, neither here nor on the hub ({first_line(error)})") from None
-    return Path(config).parent
+    return folder, commit
 
 
-def _complete(path: Path) -> PretrainedFolder:
+def _complete(path: Path, revision: str | None = None) -> PretrainedFolder:
     """Returns the folder at `path`; raises an error if it lacks a tokeniser or weights that can be read."""
     if not (path / "tokenizer.json").is_file():
         raise InputError(f"{path} has no tokenizer.json; save its tokeniser there in the fast format")
     if not any(path.glob("*.safetensors")):
         raise InputError(f"{path} has no weights as safetensors; save the model there with `save_pretrained`")
-    return PretrainedFolder(path)
+    return PretrainedFolder(path, revision)

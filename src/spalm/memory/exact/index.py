@@ -7,20 +7,23 @@ What counts is the catalogue of the memory. A document that is in no shard yet i
 one that was forgotten is left out of every search at once, and of the files when the memory is compacted.
 """
 
-import json
 import shutil
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Bool, Int
+from pydantic import BaseModel, ConfigDict, Field
 
-from spalm.artifact import Artifact, Draft, Stage, digest_of_json, only_writer, write_json
+from spalm.artifact import MANIFEST, Artifact, Draft, Stage, only_writer
 from spalm.compute import Execution, JobPart, ProgressCallback, SentByFields, in_order
 from spalm.console import bar
-from spalm.errors import InputError
+from spalm.digests import SUMS, digest_of_json
+from spalm.errors import DamagedError, InputError
+from spalm.files import child, read_json, write_json
+from spalm.manifest import Count, Digest
 from spalm.memory.entries import Entries
 from spalm.memory.exact.matches import SearchedContexts
 from spalm.memory.exact.suffixes import SortedContexts, sort_contexts
@@ -41,6 +44,14 @@ _MOST_SMALL = 8
 """Number of shards below half of that size from which on they are sorted again together."""
 _LIST = "shards.json"
 """File that names the shards in use."""
+
+
+class _ShardList(BaseModel):
+    """The form of the file that names the shards in use."""
+
+    model_config = ConfigDict(extra="forbid")
+    shards: dict[Annotated[str, Field(pattern=r"^[0-9]{8,18}$")], Digest]
+    sha256: Digest
 
 
 @dataclass(frozen=True)
@@ -107,6 +118,12 @@ class _SortJob(SentByFields):
         return made.digest
 
 
+class _Facts(BaseModel):
+    """The form of a shard's facts."""
+
+    tokens: Count
+
+
 @dataclass(frozen=True)
 class _Shard:
     """A shard on disk: its files are mapped only when they are searched."""
@@ -122,7 +139,10 @@ class _Shard:
 
     def contexts(self) -> SortedContexts:
         """Returns the sorted contexts, memory-mapped."""
-        return SortedContexts(*(self.artifact.array(name) for name in _ARRAYS))
+        arrays = [self.artifact.array(name) for name in _ARRAYS]
+        if any(array.ndim != 1 or array.dtype.kind not in "iu" for array in arrays):
+            raise DamagedError(f"{self.artifact.directory} is damaged: it holds arrays of another kind")
+        return SortedContexts(*arrays)
 
 
 class ExactIndex:
@@ -167,6 +187,12 @@ class ExactIndex:
         for shard in self._in_use().values():
             shard.artifact.verify()
 
+    def own_files(self) -> list[str]:
+        """Returns the names of the files that `verify` checks, with the folders of the shards."""
+        shards = self._in_use()
+        inner = [f"{name}/{file}" for name in shards for file in (MANIFEST, SUMS, *_ARRAYS)]
+        return [_LIST, *inner] if shards else []
+
     def _writing(self) -> Any:
         """Returns a context in which no other process writes the index."""
         self.folder.mkdir(exist_ok=True)
@@ -205,22 +231,22 @@ class ExactIndex:
 
     def _read(self, path: Path) -> dict[str, str]:
         """Returns what the list of shards says; raises an error if it is damaged."""
-        try:
-            content = json.loads(path.read_text())
-            intact = set(content) == {"shards", "sha256"} and content["sha256"] == digest_of_json(content["shards"])
-        except (ValueError, TypeError):
-            intact, content = False, {}
-        if not intact:
+        content: _ShardList = read_json(child(self.folder, _LIST), _ShardList, remedy=self._remedy)
+        if content.sha256 != digest_of_json(content.shards):
             raise self._damaged(path)
-        return content["shards"]
+        return content.shards
 
-    def _damaged(self, path: Path) -> InputError:
+    @property
+    def _remedy(self) -> str:
+        return f"remove {self.folder}, and it is made again from the memory"
+
+    def _damaged(self, path: Path) -> DamagedError:
         """Returns the error that reports damage of the index."""
-        return InputError(f"{path} is damaged; remove {self.folder}, and it is made again from the memory")
+        return DamagedError(f"{path} is damaged; {self._remedy}")
 
     def _open_shard(self, name: str, digest: str) -> _Shard:
         """Opens a shard; refuses one whose manifest was changed."""
-        shard = Artifact(self.folder / name, KIND)
+        shard = Artifact(child(self.folder, name), KIND, _Facts)
         if shard.digest != digest:
             raise self._damaged(self.folder / name)
         return _Shard(shard, np.array(shard.array("first_ids")))
@@ -228,6 +254,15 @@ class ExactIndex:
     def _in_use(self) -> dict[str, _Shard]:
         """Returns the shards in use by name."""
         return {name: self._open(name, digest) for name, digest in self._listed().items()}
+
+    def _searchable(self, shard: _Shard, alive: Bool[np.ndarray, "documents"]) -> SortedContexts:
+        """Returns the contexts of the documents of a shard that are alive."""
+        contexts = shard.contexts()
+        try:
+            contexts.refuse_unless_plausible(self._memory.vocabulary)
+            return contexts if alive.all() else contexts.only(alive)
+        except (DamagedError, IndexError, ValueError):
+            raise self._damaged(shard.artifact.directory) from None
 
     @staticmethod
     def _unsorted(entries: Entries, shards: list[_Shard]) -> _Documents:
@@ -244,8 +279,7 @@ class ExactIndex:
         for shard in shards:
             alive = np.isin(shard.first_ids, live)
             if alive.any():
-                contexts = shard.contexts()
-                found.append(contexts if alive.all() else contexts.only(alive))
+                found.append(self._searchable(shard, alive))
         unsorted = self._unsorted(entries, shards)
         if len(unsorted.first_ids):
             found.append(unsorted.sorted(entries, self._memory.vocabulary))

@@ -21,11 +21,17 @@ def reversed_contexts(tokens, begins, positions, contexts):
 
 
 @compiled()
+def _number_at(text, place):
+    """Returns the number at a place of the text, and a border outside of it: a damaged file may hold any place."""
+    return np.int64(text[place]) if 0 <= place < len(text) else np.int64(0)
+
+
+@compiled()
 def _first_at_least(text, suffixes, back, token, low, high):
     """Returns the first of suffixes low ... high - 1 whose token `back` places before its end is `token` or higher."""
     while low < high:
         middle = (low + high) // 2
-        if text[suffixes[middle] - back] < token:
+        if _number_at(text, suffixes[middle] - back) < token:
             low = middle + 1
         else:
             high = middle
@@ -55,7 +61,7 @@ def count_matches(text, suffixes, starts, queries, begins, ends, lows, highs, to
             if token == 0:
                 break
             if high - low == 1:  # nothing left to divide
-                if text[suffixes[low] - length] != token:
+                if _number_at(text, suffixes[low] - length) != token:
                     break
                 continue
             low = _first_at_least(text, suffixes, length, token, low, high)
@@ -64,7 +70,7 @@ def count_matches(text, suffixes, starts, queries, begins, ends, lows, highs, to
             lows[query, rest] = highs[query, rest] = 0
         for place in range(begins[query], ends[query]):
             back = 0
-            while back < length and text[place - back] == queries[query, back]:
+            while back < length and _number_at(text, place - back) == queries[query, back]:
                 left_out[query, back] += 1
                 back += 1
 
@@ -139,7 +145,7 @@ def take_occurrences(
                 at, part = np.int64(part), part + step
                 place = np.int64(suffixes[at])
                 end = min(high, np.int64(part))
-                while place + 1 == len(text) or text[place + 1] == 0 or begins[query] <= place < ends[query]:
+                while _number_at(text, place + 1) == 0 or begins[query] <= place < ends[query]:
                     at += 1
                     if at >= end:
                         break
@@ -148,7 +154,7 @@ def take_occurrences(
                     continue
                 document = np.searchsorted(borders, place, side="right") - 1
                 ids[query, level, filled[query, level]] = first_ids[document] + place - borders[document]
-                tokens[query, level, filled[query, level]] = np.int64(text[place + 1]) - 1
+                tokens[query, level, filled[query, level]] = _number_at(text, place + 1) - 1
                 filled[query, level] += 1
 
 
@@ -176,7 +182,7 @@ def _longest_before(text, suffixes, starts, query, first, last, begins, ends):
         if length == 0:
             next_low, next_high = starts[token], starts[token + 1]
         elif high - low == 1:  # nothing left to divide
-            next_high -= text[suffixes[low] - length] != token
+            next_high -= _number_at(text, suffixes[low] - length) != token
         else:
             next_low = _first_at_least(text, suffixes, length, token, low, high)
             next_high = _first_at_least(text, suffixes, length, token + 1, next_low, high)

@@ -16,6 +16,8 @@ import numpy as np
 from jaxtyping import Bool, Int, Integer, UInt
 from pydivsufsort import divsufsort
 
+from spalm.errors import DamagedError
+
 BORDER = 0
 """Number before each document in the text."""
 
@@ -36,6 +38,22 @@ class SortedContexts:
     """Number of entries of each document."""
     starts: Int[np.ndarray, "vocabulary_and_two"]
     """First of the suffixes that end with each number of the text or a higher one."""
+
+    def refuse_unless_plausible(self, vocabulary: int) -> None:
+        """Raises an error unless the arrays fit each other, so that no search reads beyond their ends."""
+        places = np.concatenate([[0], np.cumsum(self.lengths + 1)])
+        plausible = (
+            len(self.starts) == vocabulary + 2
+            and len(self.first_ids) == len(self.borders) == len(self.lengths)
+            and (self.lengths >= 0).all()
+            and np.array_equal(places[:-1], self.borders)
+            and places[-1] == len(self.text) == len(self.suffixes) + len(self.borders)
+            and self.starts[0] == 0
+            and (np.diff(self.starts) >= 0).all()
+            and self.starts[-1] <= len(self.suffixes)
+        )
+        if not plausible:
+            raise DamagedError("sorted contexts are damaged: their arrays do not fit each other")
 
     def ids_at(self, places: Int[np.ndarray, "*n"]) -> Int[np.ndarray, "*n"]:
         """Returns the ids of the entries at some places, which must not be borders."""

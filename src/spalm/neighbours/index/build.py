@@ -1,25 +1,29 @@
 """Builds an index and tunes its search effort to a recall, saves it, and opens it again."""
 
 import errno
-import json
+import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pydantic import Field
+from pydantic import BaseModel, Field
 from safetensors import SafetensorError
 
-from spalm.artifact import digest_of_json, only_writer, write_json
+from spalm.artifact import only_writer
 from spalm.compute import LOCAL, Engine
 from spalm.console import bar, say
-from spalm.errors import InputError
+from spalm.digests import SUMS, digest_of_file, digest_of_json, digest_of_text, read_sums, refuse_changed, write_sums
+from spalm.errors import DamagedError, InputError
+from spalm.files import as_json, child, read_json, sync_to_disk, write_atomically
+from spalm.manifest import Count, Size
 from spalm.memory import Entries, Memory
 from spalm.neighbours.exact import exact_search
 from spalm.neighbours.exclusion import ONLY_ITSELF
 from spalm.neighbours.index.contract import Index
-from spalm.neighbours.index.kinds import FILES, IndexKind, build_index, load_index
+from spalm.neighbours.index.ivf import FaissIndex
+from spalm.neighbours.index.kinds import FILES, LISTS, IndexKind, build_index, load_index
 from spalm.neighbours.index.searcher import Searcher, query_exclusion
 from spalm.neighbours.parallel import ParallelMap, thread_map
 from spalm.neighbours.recall import recall_at_k
@@ -27,6 +31,12 @@ from spalm.settings import Seed, Settings
 
 DESCRIPTION = "index.json"
 """File that describes an index."""
+WORK = re.compile(r"work-[0-9a-f]{16}")
+"""Name of a folder for unfinished work."""
+_AGAIN = "make the index again with `spalm index`"
+"""Remedy of a damaged index."""
+_LARGE = 1 << 30
+"""Size of lists on disk from which on not every byte is read when the index is opened."""
 _SAMPLE = 256
 """Number of entries on which recall is measured."""
 _SLACK = 1e-6
@@ -72,13 +82,20 @@ class IndexDescription:
         }
 
     @classmethod
-    def read(cls, path: Path) -> "IndexDescription":
+    def read(cls, folder: Path) -> "IndexDescription":
         """Reads the description's file."""
-        stored = json.loads(path.read_text())
-        try:
-            return cls(next_id=stored.pop("upto"), **stored)
-        except (AttributeError, KeyError, TypeError) as error:
-            raise ValueError(f"{path}: {error}") from None
+        stored: _Stored = read_json(child(folder, DESCRIPTION), _Stored, remedy=_AGAIN)
+        return cls(stored.kind, stored.lineage, stored.upto, stored.effort, stored.recall)
+
+
+class _Stored(BaseModel):
+    """The form of the description's file."""
+
+    kind: IndexKind
+    lineage: list[str]
+    upto: Count
+    effort: Size
+    recall: float | None
 
 
 class _RecallSample:
@@ -107,6 +124,8 @@ def make_searcher(
     entries = memory.entries().with_keys
     if not len(entries):
         raise InputError(f"{memory.directory} holds no keys; add documents with `spalm remember`")
+    if directory.is_symlink():
+        raise InputError(f"{directory} is a symbolic link; give the folder itself, or remove the link")
     directory.mkdir(parents=True, exist_ok=True)
     with only_writer(directory), thread_map(engine.requested_threads) as parallel:
         work = _work(directory, memory, seed)
@@ -136,8 +155,8 @@ def make_searcher(
 def _work(directory: Path, memory: Memory, seed: int) -> Path:
     """Returns the folder for unfinished work, and removes the folders of other states of the memory."""
     wanted = directory / f"work-{digest_of_json([memory.digest, seed])[:16]}"
-    for other in directory.glob("work-*"):
-        if other != wanted:
+    for other in directory.iterdir():
+        if WORK.fullmatch(other.name) and other != wanted:
             shutil.rmtree(other)
     wanted.mkdir(exist_ok=True)
     return wanted.absolute()
@@ -146,14 +165,20 @@ def _work(directory: Path, memory: Memory, seed: int) -> Path:
 def _save(index: Index, description: IndexDescription, directory: Path) -> None:
     """Replaces the index in a folder. The description is written last: without it, there is no index."""
     (directory / DESCRIPTION).unlink(missing_ok=True)
-    for leftover in FILES:
+    for leftover in (SUMS, *FILES):
         path = directory / leftover
         shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
     try:
         index.save(directory)
     except RuntimeError as error:
         raise OSError(errno.EIO, f"the index could not be written ({_last_line(error)})", str(directory)) from None
-    write_json(directory / DESCRIPTION, description.as_json())
+    names = index_files(directory)
+    for name in names:
+        sync_to_disk(directory / name)
+    content = as_json(description.as_json())
+    sums = {name: digest_of_file(directory / name) for name in names}
+    write_sums(directory, {**sums, DESCRIPTION: digest_of_text(content)})
+    write_atomically(directory / DESCRIPTION, content)
 
 
 def _last_line(error: RuntimeError) -> str:
@@ -161,20 +186,44 @@ def _last_line(error: RuntimeError) -> str:
     return str(error).strip().splitlines()[-1]
 
 
+def index_files(directory: Path) -> list[str]:
+    """Returns the names of the files of an index, besides its description."""
+    return [name for name in FILES if (directory / name).is_file()]
+
+
+def _refuse_damaged(directory: Path) -> None:
+    """Raises an error unless the files of an index are as they were written: the libraries trust what they read.
+
+    Of the lists of an index on disk, which may be larger than RAM, only the size is checked where they are large: the
+    library looks up in another file where each list is.
+    """
+    for name in index_files(directory):
+        child(directory, name)
+    sums = read_sums(directory)
+    if sums is None:
+        return  # made by an earlier version
+    missing = sums.keys() - {DESCRIPTION, *index_files(directory)}
+    if missing or sums.keys() < {*index_files(directory)}:
+        raise DamagedError(f"{directory} is damaged (files are missing, or not its own); {_AGAIN}")
+    large = {name for name in (LISTS,) if name in sums and (directory / name).stat().st_size > _LARGE}
+    refuse_changed(directory, sums.keys() - large, _AGAIN)
+
+
 def open_searcher(memory: Memory, directory: Path) -> tuple[Searcher, IndexDescription]:
     """Opens the index at `directory` for a memory with the same kind of keys, however that has changed since."""
     path = directory / DESCRIPTION
     if not path.exists():
         raise InputError(f"{directory} holds no index (no {DESCRIPTION}); make one with `spalm index`")
-    try:
-        description = IndexDescription.read(path)
-    except ValueError:
-        raise InputError(f"{path} is damaged; make the index again with `spalm index`") from None
+    refuse_changed(directory, [DESCRIPTION], _AGAIN)
+    description = IndexDescription.read(directory)
     if description.lineage != memory.lineage()[: len(description.lineage)]:
         raise InputError(f"{directory} is an index of other keys than {memory.directory}'s; make it again")
+    _refuse_damaged(directory)
     try:
         index = load_index(description.kind, directory)
-    except (RuntimeError, ValueError, OSError, SafetensorError):
-        raise InputError(f"{directory} is damaged; make the index again with `spalm index`") from None
+    except (RuntimeError, ValueError, KeyError, TypeError, OSError, SafetensorError):
+        raise DamagedError(f"{directory} is damaged; {_AGAIN}") from None
+    if isinstance(index, FaissIndex) and index.key_width != memory.width:
+        raise DamagedError(f"{directory} is damaged (it is for keys of another width); {_AGAIN}")
     index.effort = description.effort
     return Searcher(memory, index, description.next_id), description

@@ -15,9 +15,9 @@ import numpy as np
 from faiss.contrib.ivf_tools import add_preassigned
 from jaxtyping import Float, Int
 
-from spalm.artifact import write_atomically
 from spalm.compute import Engine, JobPart, ProgressCallback, half_of_machine_ram
 from spalm.console import bar
+from spalm.files import write_atomically
 from spalm.neighbours.parallel import chunks, thread_map
 from spalm.neighbours.partitions import Partitions, learn_partitions, partition_size
 from spalm.neighbours.vectors import Vectors, sample_vectors
@@ -49,6 +49,11 @@ class FaissIndex:
         self._index, self._partitions = index, partitions
         self._centres: Any = faiss.downcast_index(index.quantizer)
         self.most_effort = index.nlist
+
+    @property
+    def key_width(self) -> int:
+        """Number of dimensions of the keys that the index is for."""
+        return len(self._partitions.space.mean)
 
     @property
     def effort(self) -> int:
@@ -96,7 +101,19 @@ class FaissIndex:
     def load(cls, folder: Path) -> "FaissIndex":
         """Reads what `save` has written."""
         index: IvfIndex = faiss.read_index(str(folder / FILE))
-        return cls(index, Partitions.load(folder / PARTITIONS))
+        partitions = Partitions.load(folder / PARTITIONS)
+        refuse_unless_fitting(index, partitions)
+        return cls(index, partitions)
+
+
+def refuse_unless_fitting(index: IvfIndex, partitions: Partitions) -> None:
+    """Raises an error unless what was read is an index of these partitions, as we make it."""
+    centres = faiss.downcast_index(index.quantizer) if isinstance(index, faiss.IndexIVFScalarQuantizer) else None
+    if not isinstance(centres, faiss.IndexIVFFlat):
+        raise ValueError("this is another kind of index")
+    width = partitions.space.width
+    if not (index.d == centres.d == width and index.nlist == centres.ntotal == len(partitions.centres)):
+        raise ValueError("the index and its partitions do not fit each other")
 
 
 def empty_index(quantizer: faiss.Index, width: int) -> IvfIndex:

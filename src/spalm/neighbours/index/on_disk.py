@@ -9,7 +9,6 @@ all parts are merged. A part whose file exists is not made again.
 
 import ctypes
 import os
-import secrets
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,7 +22,6 @@ import faiss
 import numpy as np
 from jaxtyping import Float, Int
 
-from spalm.artifact import write_atomically
 from spalm.compute import (
     Engine,
     JobPart,
@@ -34,6 +32,7 @@ from spalm.compute import (
     unfinished_parts,
 )
 from spalm.console import bar
+from spalm.files import write_atomically
 from spalm.neighbours.index.ivf import (
     FILE,
     PARTITIONS,
@@ -42,6 +41,7 @@ from spalm.neighbours.index.ivf import (
     IvfIndex,
     empty_index,
     fill_index,
+    refuse_unless_fitting,
     train_index,
 )
 from spalm.neighbours.partitions import Partitions
@@ -122,10 +122,25 @@ class OnDiskIndex(FaissIndex):
         flags = faiss.IO_FLAG_READ_ONLY | faiss.IO_FLAG_ONDISK_SAME_DIR
         with _faiss_silenced():
             index: IvfIndex = faiss.read_index(str(folder / FILE), flags)
-        lists: Any = faiss.downcast_InvertedLists(index.invlists)
-        if (folder / LISTS).stat().st_size != lists.totsize:
-            raise ValueError(f"{folder / LISTS} is not as long as it was")  # reading beyond its end would be a crash
-        return cls(index, Partitions.load(folder / PARTITIONS), folder)
+        partitions = Partitions.load(folder / PARTITIONS)
+        refuse_unless_fitting(index, partitions)
+        _refuse_unless_inside(index, folder / LISTS)
+        return cls(index, partitions, folder)
+
+
+def _refuse_unless_inside(index: IvfIndex, path: Path) -> None:
+    """Raises an error if a list would lie outside of the file: reading it would be a crash."""
+    lists: Any = faiss.downcast_InvertedLists(index.invlists)
+    if not isinstance(lists, faiss.OnDiskInvertedLists) or Path(lists.filename).name != path.name:
+        raise ValueError("the index has its lists elsewhere")
+    places: Any = lists.lists
+    size, row = path.stat().st_size, lists.code_size + 8
+    if size != lists.totsize or lists.code_size != index.code_size or lists.nlist != index.nlist:
+        raise ValueError(f"{path} is not as long as it was")
+    for number in range(lists.nlist):
+        held = places.at(number)
+        if held.size > held.capacity or (held.capacity and held.offset + held.capacity * row > size):
+            raise ValueError(f"{path}: list {number} is not inside of it")
 
 
 class _MappedLists:
@@ -176,9 +191,7 @@ class FillJob(SentByFields):
         fill_index(index, self._partitions, self.entries, part, progress)
         content = faiss.VectorIOWriter()
         faiss.write_InvertedLists(index.invlists, content)
-        write_atomically(
-            self.folder / part.file_name, faiss.vector_to_array(content.data).tobytes(), mark=secrets.token_hex(4)
-        )
+        write_atomically(self.folder / part.file_name, faiss.vector_to_array(content.data).tobytes(), shared=True)
 
 
 def _merged(files: list[Path], folder: Path) -> IvfIndex:

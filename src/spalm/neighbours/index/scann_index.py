@@ -1,16 +1,16 @@
 """The index of ScaNN, the paper's library: a tree whose leaves hold codes; the best candidates are re-ranked."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
 
-from spalm.artifact import write_json
 from spalm.compute import Engine
 from spalm.console import bar
+from spalm.digests import read_sums, refuse_changed, sum_up
 from spalm.errors import InputError
+from spalm.files import read_json, refuse_links_out_of, write_json
 from spalm.neighbours.index.ivf import FILE
 from spalm.neighbours.vectors import Vectors
 
@@ -61,13 +61,16 @@ class ScannIndex:
         """Writes the index to a folder."""
         (folder / FILE).mkdir(exist_ok=True)
         self._searcher.serialize(str(folder / FILE), relative_path=True)
+        sum_up(folder / FILE, [path.name for path in (folder / FILE).iterdir()])
         self._ids.astype("<i8").tofile(folder / IDS)
         write_json(folder / LEAVES, self.most_effort)
 
     @classmethod
     def load(cls, folder: Path) -> "ScannIndex":
         """Reads what `save` has written."""
-        leaves = json.loads((folder / LEAVES).read_text())
+        leaves = read_json(folder / LEAVES, int)
+        refuse_links_out_of(folder / FILE)
+        refuse_changed(folder / FILE, read_sums(folder / FILE) or {}, "make the index again with `spalm index`")
         return cls(_scann().load_searcher(str(folder / FILE)), np.fromfile(folder / IDS, "<i8"), leaves)
 
 

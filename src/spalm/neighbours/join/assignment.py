@@ -3,7 +3,6 @@
 unordered/NUMBER    for each row: int32 partition, float32 |k|^2 / 2, and if the scan space is smaller, float16 vector
 """
 
-import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,8 +11,8 @@ import numpy as np
 import torch
 from jaxtyping import Float, Int
 
-from spalm.artifact import write_atomically
 from spalm.compute import JobPart, ProgressCallback, SentByFields, split_rows, unfinished_parts
+from spalm.files import write_atomically
 from spalm.neighbours.parallel import Workers, chunks
 from spalm.neighbours.partitions import Partitions
 from spalm.neighbours.vectors import Vectors
@@ -63,7 +62,7 @@ class AssignmentJob(SentByFields):
         """Writes the file of a part."""
         pieces = [self._assign(*rows) for rows in chunks(part.first, part.last, _AT_ONCE)]
         content = b"".join(piece.tobytes() for column in zip(*pieces) for piece in column)
-        write_atomically(self.folder / part.file_name, content, mark=f".{secrets.token_hex(4)}", sync=False)
+        write_atomically(self.folder / part.file_name, content, sync=False, shared=True)
 
     def _assign(self, first: int, last: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Returns the partitions, half norms and vectors in the scan space of rows [first, last)."""

@@ -5,7 +5,6 @@ partitioned layout, for each split its queries in the same layout, its plan, and
 neighbours go into the table one by one.
 """
 
-import json
 import math
 import os
 from dataclasses import asdict, dataclass
@@ -14,11 +13,11 @@ from typing import Literal
 
 import numpy as np
 from jaxtyping import Float, Int
-from pydantic import Field
+from pydantic import BaseModel, Field
 
-from spalm.artifact import TEMPORARY, write_json
 from spalm.compute import LOCAL, Engine, JobPart, available_cores, release_freed_memory
 from spalm.console import bar, say
+from spalm.files import read_json, replacing, write_json
 from spalm.memory import MISSING
 from spalm.neighbours.exclusion import Exclusion
 from spalm.neighbours.join.cost import JoinEstimate, JoinWorkload, RamBudget, format_seconds
@@ -61,6 +60,13 @@ class SplitNeighbours:
     """Recall, measured on a sample of the positions."""
     judged: int
     """Number of positions in the sample."""
+
+
+class _StoredPlan(BaseModel):
+    """The file of a plan."""
+
+    plan: JoinPlan
+    blocks: list[tuple[int, int]]
 
 
 class BulkJoin:
@@ -176,13 +182,13 @@ class BulkJoin:
             fair = max(1000, math.ceil(task.queries.count / (2 * self.slots)))
             blocks = chunks(0, len(task.queries.vectors), min(fitting, fair))
             write_json(path, {"plan": asdict(tuned.plan), "blocks": blocks})
-        stored = json.loads(path.read_text())
-        return JoinPlan(**stored["plan"]), [JobPart(number, *block) for number, block in enumerate(stored["blocks"])]
+        stored = read_json(path, _StoredPlan, remedy="give --restart to begin again")
+        return stored.plan, [JobPart(number, *block) for number, block in enumerate(stored.blocks)]
 
     def _fill_table(self, job: JoinJob, table: "_TableFiles", blocks: list[JobPart]) -> None:
         """Has the engine do the blocks that are left, and writes each into the table."""
         path = self.work / f"{table.name}.done.json"
-        stored = json.loads(path.read_text()) if path.exists() else {}
+        stored = read_json(path, dict, remedy="give --restart to begin again") if path.exists() else {}
         done: list[int] = stored["done"] if stored.get("boot") == boot_id() else []
         left = [block for block in blocks if block.number not in done]
         job.folder.mkdir(exist_ok=True)
@@ -235,10 +241,8 @@ class _TableFiles:
         """Makes the files that are missing, without any neighbours."""
         for path, dtype, nothing in self._files():
             if not path.exists():
-                unfinished = path.with_name(path.name + TEMPORARY)
-                unfinished.unlink(missing_ok=True)
-                map_array(unfinished, dtype, (self.positions, self.count), "r+")[:] = nothing
-                unfinished.rename(path)
+                with replacing(path, sync=False) as unfinished:
+                    map_array(unfinished, dtype, (self.positions, self.count), "r+")[:] = nothing
 
     def sync(self) -> None:
         """Waits until the files are on disk."""

@@ -8,7 +8,6 @@ must not write into the same page of it.
 """
 
 import hashlib
-import secrets
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,9 +15,9 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Int
 
-from spalm.artifact import write_atomically
 from spalm.compute import JobPart, ProgressCallback, SentByFields
 from spalm.errors import InputError
+from spalm.files import write_atomically
 from spalm.neighbours.exclusion import Exclusion
 from spalm.neighbours.join.join import Join, JoinPlan, JoinQueries, JoinTask, Neighbours
 from spalm.neighbours.join.layout import PartitionedVectors
@@ -93,7 +92,7 @@ class JoinJob(SentByFields):
             np.ascontiguousarray(array, dtype).tobytes()
             for array, dtype in ((positions, "<i8"), (found.ids, "<i8"), (found.distances, "<f4"))
         )
-        write_atomically(self.folder / part.file_name, content, mark=f".{secrets.token_hex(4)}", sync=False)
+        write_atomically(self.folder / part.file_name, content, sync=False, shared=True)
         return hashlib.sha256(content).hexdigest()
 
     def collect(self, part: JobPart, digest: str) -> tuple[Int[np.ndarray, "queries"], Neighbours]:

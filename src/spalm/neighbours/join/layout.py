@@ -11,7 +11,6 @@ All of it is scratch: made for one join, removed after it. It survives a killed 
 after the machine itself went down it is made again from the beginning.
 """
 
-import json
 import os
 import shutil
 from itertools import pairwise
@@ -22,8 +21,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from spalm.artifact import write_json
 from spalm.compute import ProgressCallback
+from spalm.files import read_json, write_json
 from spalm.neighbours.join.assignment import AssignmentJob
 from spalm.neighbours.kernels import squared_distances
 from spalm.neighbours.parallel import ParallelMap, Workers, chunks
@@ -141,7 +140,7 @@ class _MoveState:
 
     def __init__(self, path: Path):
         self._path = path
-        found = json.loads(path.read_text()) if path.exists() else {}
+        found = read_json(path, dict, remedy="give --restart to begin again") if path.exists() else {}
         if found.get("boot") != boot_id():
             found = {}
         self.fresh, self.moved = not found, found.get("moved", 0)

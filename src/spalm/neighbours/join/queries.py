@@ -1,16 +1,15 @@
 """The queries of a split that is not in the memory: its keys, encoded and kept in files."""
 
-import secrets
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from jaxtyping import Float, Int
 
-from spalm.artifact import write_atomically
 from spalm.compute import Engine, JobPart, ProgressCallback, SentByFields, split_rows, unfinished_parts
 from spalm.console import bar
 from spalm.corpus import TokenSplit
+from spalm.files import write_atomically
 from spalm.memory import MISSING, Encoder, Memory
 
 _PART = 1 << 16
@@ -90,4 +89,4 @@ class _EncodingJob(SentByFields):
         keys = self.encoder.keys(
             self.text, part.first, part.last, self.memory.keys_of, self.memory.width, progress=progress
         )
-        write_atomically(self.folder / part.file_name, keys.tobytes(), mark=f".{secrets.token_hex(4)}")
+        write_atomically(self.folder / part.file_name, keys.tobytes(), shared=True)

@@ -8,6 +8,7 @@ from jinja2 import TemplateError
 
 from spalm.corpus import Tokeniser
 from spalm.errors import InputError
+from spalm.lm.pretrained.import_transformers import open_pretrained
 from spalm.server.answers import TokenisedPrompt
 from spalm.server.openai.protocol import ChatMessage
 
@@ -20,9 +21,7 @@ class ChatTemplate:
 
     @cached_property
     def _tokeniser(self) -> Any:
-        from transformers.models.auto.tokenization_auto import AutoTokenizer
-
-        return AutoTokenizer.from_pretrained(self._folder)
+        return open_pretrained("AutoTokenizer", self._folder)
 
     @property
     def exists(self) -> bool:

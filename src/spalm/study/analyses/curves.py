@@ -1,12 +1,12 @@
 """Training curves."""
 
-import json
 from typing import Any
 
 from spalm.artifact import Artifact
 from spalm.runs import NETWORKS
 from spalm.study.analysis import Analysis, AnalysisRequest, Cell, DataTable
 from spalm.study.drawing import COLOURS, Axes
+from spalm.training.run_log import read_run_log
 
 
 def training_curves(request: AnalysisRequest) -> Analysis:
@@ -15,9 +15,9 @@ def training_curves(request: AnalysisRequest) -> Analysis:
     rows: list[list[Cell]] = []
     for model in NETWORKS:
         trained = Artifact(request.run.directory / model)
-        lines = [json.loads(line) for line in (trained.directory / "metrics.jsonl").read_text().splitlines()]
+        lines = read_run_log(trained.directory)
         points[model] = {
-            name: [[line["step"], line[key]] for line in lines if line.get(key) is not None]
+            name: [[line["step"], line[key]] for line in lines if line.get(key) is not None and "step" in line]
             for name, key in (("train", "loss"), ("dev", "dev_loss"))
         }
         rows += [[model, int(step), loss] for step, loss in points[model]["dev"]]

@@ -1,0 +1,33 @@
+"""What was forgotten: documents that are marked but not compacted yet, and parts of a text that are no longer alive."""
+
+import json
+from typing import Any
+
+import numpy as np
+from jaxtyping import Bool, Int
+
+from spalm.memory.entries import Entries
+from spalm.memory.memory import Memory
+
+
+def forgotten_entries(memory: Memory) -> Entries:
+    """Returns the entries of the documents that are forgotten and whose bytes are still there."""
+    with memory.catalogue.read() as connection:
+        return memory.load_entries(connection, "forgotten IS NOT NULL")
+
+
+def forgotten_documents(
+    memory: Memory, source: dict[str, Any], begins: Int[np.ndarray, "documents"]
+) -> Bool[np.ndarray, "documents"]:
+    """Returns which documents of a text were remembered from `source` and are not alive any more.
+
+    `begins` are the positions at which the documents of the text begin. What was never remembered is not forgotten.
+    """
+    query = "SELECT first_id FROM batches WHERE source = ? AND finished"
+    with memory.catalogue.read() as connection:
+        batches = connection.execute(query, [json.dumps(source, sort_keys=True)]).fetchall()
+    if not batches:
+        return np.zeros(len(begins), bool)
+    entries = memory.entries()
+    alive = [entries.rows(first + begins) >= 0 for (first,) in batches]
+    return ~np.any(alive, axis=0)

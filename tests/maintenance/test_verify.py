@@ -1,0 +1,105 @@
+"""`spalm verify` finds every flipped bit in every file of a run and of a model with a memory."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from spalm.api import load
+from spalm.compute import Execution, Hardware
+from spalm.digests import SUMS
+from spalm.errors import InputError
+from spalm.maintenance import verify_directory
+from spalm.memory import Memory
+from spalm.neighbours import IndexSettings, make_searcher
+from support.commands import refused, spalm
+
+
+@pytest.fixture(scope="module")
+def run_folder(finished, tmp_path_factory) -> Path:
+    folder = shutil.copytree(finished.directory, tmp_path_factory.mktemp("verify") / "run")
+    shutil.rmtree(folder / "index", ignore_errors=True)
+    make_searcher(Memory(folder / "memory"), folder / "index", IndexSettings(kind="disk"))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def attached_copy(attached_folder, tmp_path_factory) -> Path:
+    """A copy with its base model inside, as it is sent to others."""
+    folder = tmp_path_factory.mktemp("verify") / "attached"
+    load(attached_folder, execution=Execution(Hardware("cpu", 1))).to_transformers().save_pretrained(folder)
+    return folder
+
+
+def flipped(path: Path, random: np.random.Generator):
+    """Yields once for each of some flipped bits of a file, which is then as it was."""
+    good = path.read_bytes()
+    for place in {len(good) - 1, int(random.integers(len(good)))}:
+        bad = bytearray(good)
+        bad[place] ^= 1 << int(random.integers(8))
+        path.write_bytes(bad)
+        yield f"bit of byte {place} of {path}"
+    path.write_bytes(good)
+
+
+@pytest.mark.parametrize("which", ["run_folder", "attached_copy"])
+def test_every_flipped_bit_is_found(which, request):
+    folder, random = request.getfixturevalue(which), np.random.default_rng(11)
+    whole = verify_directory(folder)
+    assert not whole.damaged
+    assert not whole.unchecked
+    assert "every byte is as it was written" in whole.summary()
+    missed = []
+    for path in sorted(path for path in folder.rglob("*") if path.is_file() and path.stat().st_size):
+        part = folder / "memory" if path.is_relative_to(folder / "memory") else path.parent
+        for what in flipped(path, random):
+            missed += [] if verify_directory(part).damaged else [what]
+    assert not missed
+
+
+def test_a_file_that_is_missing_is_found(run_folder, tmp_path):
+    folder = shutil.copytree(run_folder, tmp_path / "run")
+    for name in ("results.json", "transformer/metrics.jsonl", "memory/memory.json", "index/lists", "corpus/dev.names"):
+        (folder / name).rename(tmp_path / "away")
+        assert verify_directory(folder).damaged, name
+        (tmp_path / "away").rename(folder / name)
+    assert not verify_directory(folder).damaged
+
+
+def test_what_an_earlier_version_made_is_verified_as_far_as_it_can_be(run_folder, tmp_path):
+    folder = shutil.copytree(run_folder, tmp_path / "run")
+    for path in folder.rglob(SUMS):
+        path.unlink()
+    found = verify_directory(folder)
+    assert not found.damaged
+    names = {str(path.relative_to(folder)) for path in found.unchecked}
+    assert {"results.json", "transformer/metrics.jsonl", "corpus/manifest.json", "index/lists"} <= names
+    assert "corpus/dev.tokens" not in names
+    assert "could not be checked, because no digest of them was kept" in found.summary()
+    (folder / "corpus" / "dev.tokens").write_bytes(bytes((folder / "corpus" / "dev.tokens").stat().st_size))
+    assert len(verify_directory(folder).damaged) == 1
+
+
+def test_the_command_says_it_in_a_line(run_folder, tmp_path):
+    folder = shutil.copytree(run_folder, tmp_path / "run")
+    assert "every byte is as it was written" in spalm("verify", folder).stderr
+    path = folder / "recipe.yaml"
+    path.write_text(path.read_text().replace("steps", "Steps", 1))
+    assert "recipe.yaml is damaged (its digest differs)" in refused("verify", folder)
+    assert "recipe.yaml is damaged (its digest differs)" in refused("study", folder)
+    assert "no folder" in refused("verify", tmp_path / "nowhere")
+    assert "nothing that spalm made" in refused("verify", Path(__file__).parent)
+
+
+def test_a_base_model_that_changed_is_refused(attached_copy, tmp_path):
+    folder = shutil.copytree(attached_copy, tmp_path / "attached")
+    execution = Execution(Hardware("cpu", 1))
+    load(folder, execution=execution)
+    path = folder / "model" / "model.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-3] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=r"is not the model that .* was made with: its files have changed"):
+        load(folder, execution=execution)
+    assert any("model.safetensors" in line for line in verify_directory(folder).damaged)
