@@ -23,6 +23,7 @@ pytestmark = [
     pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine: the page is not tried in a browser"),
 ]
 QUIET = "() => !document.body.hasAttribute('aria-busy')"
+PATIENCE = 180_000.0  # milliseconds; the first passage compiles, and other tests run beside
 SENTENCE = "ka1 lo3 . mi2 nu4 ka7 ."
 
 
@@ -56,6 +57,7 @@ def page(browser, address):
     """The page with a passage on it. Whatever its console says against it, the test fails."""
     problems: list[str] = []
     opened = browser.new_page(viewport={"width": 1200, "height": 900})
+    opened.set_default_timeout(PATIENCE)
     opened.on("console", lambda message: message.type in ("error", "warning") and problems.append(message.text))
     opened.on("pageerror", lambda error: problems.append(str(error)))
     opened.on("dialog", lambda dialog: (problems.append(dialog.message), dialog.dismiss()))
