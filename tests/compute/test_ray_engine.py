@@ -127,6 +127,7 @@ def test_keys_and_neighbours_have_the_bytes_of_the_local_engine(corpus, engine, 
     local = searched(corpus, here, tmp_path / "local", LOCAL)
     assert searched(corpus, there, tmp_path / "ray", engine) == local
     assert set(local) == {
+        "SHA256SUMS",
         "manifest.json",
         *(f"{s}.{w}" for s in ("train", "dev", "test") for w in ("ids", "distances")),
     }

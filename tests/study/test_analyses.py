@@ -322,7 +322,8 @@ def test_forgotten_documents_are_not_shown(finished, tmp_path):
 def test_a_run_that_has_changed_is_refused(finished, tmp_path):
     copy = shutil.copytree(finished.directory, tmp_path / "run")
     rows = json.loads((copy / "results.json").read_text())
-    (copy / "results.json").write_text(json.dumps([{**row, "records": "0"} for row in rows]))
+    (copy / "results.json").write_text(json.dumps([{**row, "records": 64 * "0"} for row in rows]))
+    (copy / "SHA256SUMS").unlink()
     with pytest.raises(InputError, match=r"has changed since results.json was written; run the same `spalm run` again"):
         FinishedRun(copy).records("spalm")
     (copy / "results.json").write_text("[]")

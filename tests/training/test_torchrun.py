@@ -145,6 +145,7 @@ def test_ranks_that_see_different_data(one, folder, tmp_path):
         shutil.copytree(one / "corpus", tmp_path / rank / "corpus")
     manifest = tmp_path / "1" / "corpus" / "manifest.json"
     manifest.write_text(manifest.read_text().replace('"spalm": "', '"spalm": "another '))
+    (manifest.parent / "SHA256SUMS").unlink()
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "corpus").symlink_to("/proc/self/cwd/corpus")
     (line,) = train(folder, "transformer", tmp_path / "run", FOLDERS=str(tmp_path))

@@ -18,6 +18,7 @@ from spalm.compute import Execution, Hardware
 from spalm.corpus.tokeniser import BpeTokeniser
 from spalm.errors import InputError
 from spalm.generation import EncodedTokens, load_model
+from spalm.lm.pretrained.folder import PretrainedFolder
 from spalm.runs import ROWS
 from support.facts import write_documents
 from support.model_folders import TEXTS, rewrite
@@ -203,9 +204,10 @@ def test_pipelines(both, attached_folder, finished):
 def test_any_architecture_may_be_the_base(tiny, attached_folder, tmp_path, architecture):
     """Each with the memory of another: good for nothing, but read and combined all the same."""
     folder = shutil.copytree(attached_folder, tmp_path / "attached")
-    rewrite(folder / "attached.json", model=str(tiny(architecture)))
-    rewrite(folder / "config.json", base=json.loads((tiny(architecture) / "config.json").read_text()))
-    model, plain = map(AutoModelForCausalLM.from_pretrained, (folder, tiny(architecture)))
+    base = tiny(architecture)
+    rewrite(folder / "attached.json", model=str(base), digest=PretrainedFolder(base).digest())
+    rewrite(folder / "config.json", base=json.loads((base / "config.json").read_text()))
+    model, plain = map(AutoModelForCausalLM.from_pretrained, (folder, base))
     tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left", pad_token="<|end|>")
     batch = tokenizer(TEXTS, return_tensors="pt", padding=True)
     there = batch.attention_mask.bool()
