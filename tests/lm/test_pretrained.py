@@ -12,12 +12,15 @@ import torch
 import spalm
 from spalm.corpus.pretrained_tokeniser import PretrainedTokeniser
 from spalm.errors import InputError
+from spalm.lm import BatchReader, IncrementalReader, Reading
 from spalm.lm.pretrained import PretrainedFolder, PretrainedModel, locate_pretrained
 from spalm.lm.pretrained.import_transformers import open_pretrained
+from spalm.lm.pretrained.sequences import SequenceState
 from support.tiny_models import ARCHITECTURES
 
 transformers = pytest.importorskip("transformers")
 CPU = torch.device("cpu")
+BY_DOCUMENT = Reading(128, 0, 96, 1, warm_up=0, by_document=True)
 TOKENS = torch.tensor([[3, 17, 301, 2, 5, 88, 41], [9, 9, 1, 320, 44, 6, 200]])
 
 
@@ -46,8 +49,50 @@ def test_logits_are_the_models_own(tiny, architecture):
 def test_read_in_pieces_it_is_the_same(tiny, architecture):
     model = PretrainedFolder(tiny(architecture)).load(CPU)
     state = model.empty_state()
-    pieces = [model.hidden(part, state) for part in TOKENS.split([2, 1, 4], 1)]
-    torch.testing.assert_close(torch.cat(pieces, 1), model.hidden(TOKENS), rtol=1e-3, atol=1e-3)
+    text = TOKENS[:1]
+    pieces = [model.hidden(part, state) for part in text.split([2, 1, 4], 1)]
+    torch.testing.assert_close(torch.cat(pieces, 1), model.hidden(text), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_several_texts_are_read_in_one_pass_as_each_would_be_alone(tiny, architecture):
+    """Texts that begin and end at any step, are shortened and copied, and are longer than the first room for them."""
+    model = PretrainedFolder(tiny(architecture)).load(CPU)
+    assert isinstance(model, BatchReader)
+    random = np.random.default_rng(3)
+    texts: list[tuple[SequenceState, list[int]]] = []
+    for step in range(24):
+        if step % 5 == 0:
+            texts.append((model.empty_state(), []))
+        elif step % 5 == 3:
+            state, read = texts[0]
+            model.shorten(state, len(read) - 1)
+            read.pop()
+            texts.append((model.copy_state(state), list(read)))
+        elif step % 7 == 6:
+            del texts[1]
+        pieces = [random.integers(0, 328, random.integers(1, 6 if step % 4 else 30)).tolist() for _ in texts]
+        needed = [int(random.integers(0, len(piece) + 1)) for piece in pieces]
+        outputs = model.read([(state, piece) for (state, _), piece in zip(texts, pieces)], needed)
+        for (state, read), piece, count, found in zip(texts, pieces, needed, outputs, strict=True):
+            read += piece
+            assert (len(found.hidden), state.tokens) == (count, len(read))
+            expected = model.hidden(torch.tensor([read]))[0, len(read) - count :]
+            torch.testing.assert_close(found.hidden, expected, rtol=1e-3, atol=1e-3)
+        texts = [(state, read) for state, read in texts if len(read) < 90]
+    assert len(model.read([(model.empty_state(), [1])])[0].hidden) == 1
+
+
+def test_a_model_that_sees_a_window_reads_one_text_after_another(tiny, tmp_path):
+    folder = shutil.copytree(tiny("gemma2"), tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "sliding_window": 5}))
+    model = PretrainedFolder(folder).load(CPU)
+    assert not isinstance(model, BatchReader)
+    readers = [IncrementalReader(model, BY_DOCUMENT, CPU) for _ in range(2)]
+    found = IncrementalReader.read_together(readers, [TOKENS[0].tolist(), TOKENS[1, :4].tolist()], [7, 2])
+    torch.testing.assert_close(found[0].hidden, model.hidden(TOKENS)[0], rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(found[1].hidden, model.hidden(TOKENS)[1, 2:4], rtol=1e-3, atol=1e-3)
 
 
 def test_a_model_whose_logits_do_not_follow_is_refused(tiny):

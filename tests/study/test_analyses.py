@@ -327,7 +327,7 @@ def test_a_run_that_has_changed_is_refused(finished, tmp_path):
     with pytest.raises(InputError, match=r"has changed since results.json was written; run the same `spalm run` again"):
         FinishedRun(copy).records("spalm")
     (copy / "results.json").write_text("[]")
-    with pytest.raises(InputError, match="is damaged .no row transformer-xl.; run the same `spalm run` again"):
+    with pytest.raises(InputError, match=r"is damaged \(no row transformer-xl\); run the same `spalm run` again"):
         FinishedRun(copy)
     with pytest.raises(InputError, match=r"holds no finished run \(no results.json\)"):
         FinishedRun(tmp_path)

@@ -77,7 +77,7 @@ class LanguageModel(Protocol):
 
 @runtime_checkable
 class BatchReader(Protocol):
-    """A model that reads pieces of several texts in one pass, and returns logits with the hidden states."""
+    """A model that reads pieces of several texts in one pass. It may return logits with the hidden states."""
 
     def read(self, pieces: Sequence[tuple[Any, Sequence[int]]], needed: Sequence[int] | None = None) -> list[Outputs]:
         """Reads further tokens of several texts, each given by its state; updates the states.

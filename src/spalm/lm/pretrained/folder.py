@@ -11,6 +11,7 @@ from safetensors import SafetensorError
 from spalm.digests import digest_of_file, digest_of_json
 from spalm.errors import InputError, first_line
 from spalm.files import read_json
+from spalm.lm.pretrained.batched import read_together_if_possible
 from spalm.lm.pretrained.convert import convert_gguf, original_gguf
 from spalm.lm.pretrained.import_transformers import import_transformers, open_pretrained
 from spalm.lm.pretrained.model import PretrainedModel
@@ -57,7 +58,7 @@ class PretrainedFolder:
             raise InputError(f"{self.path}: the weights are not as config.json says; save it anew") from None
         if missing := sorted(report["missing_keys"]):
             raise InputError(f"{self.path}: no weights of {missing[0]} and {len(missing) - 1} more; save it anew")
-        return PretrainedModel(model.to(device), str(self.path))
+        return read_together_if_possible(PretrainedModel(model.to(device), str(self.path)))
 
     def _refuse_foreign_code(self) -> None:
         """Refuses a model whose configuration would have other repositories fetched, or code of theirs run."""

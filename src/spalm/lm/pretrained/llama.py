@@ -23,6 +23,7 @@ from torch import Tensor
 
 from spalm.errors import InputError
 from spalm.lm.interface import Outputs
+from spalm.lm.pretrained.sequences import SequenceNumbers, SequenceState
 
 _BATCH = 512
 """Number of tokens that llama.cpp reads in one pass."""
@@ -32,16 +33,6 @@ _PROBE = 7
 """Number of tokens on which a model is checked."""
 _TOLERANCE = 0.05
 """Root mean square difference of logits, as a share of their spread, that rounding of quantised weights explains."""
-
-
-@dataclass(eq=False)
-class SequenceState:
-    """A text that is being read. Its keys and values are held by llama.cpp until the state is no longer used."""
-
-    number: int
-    """Number of the sequence in llama.cpp's cache."""
-    tokens: int = 0
-    """Number of tokens read so far."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +82,7 @@ class LlamaModel:
         self._context = self._open_context(self._threads, texts + 1)  # one for texts that are read without a state
         self._opened.append(self._context)
         self._cache = self._api.llama_get_memory(self._context)
-        self._free, self._released = list(range(texts, 0, -1)), list[int]()
+        self._sequences = SequenceNumbers(1, texts)
 
     def _load(self, path: Path) -> Any:
         if not path.is_file():
@@ -124,14 +115,10 @@ class LlamaModel:
 
     def empty_state(self, memory_length: int = 0, longest_segment: int = 0) -> SequenceState:  # noqa: ARG002
         """Returns a state without tokens, whatever the lengths given; it takes one of the sequences."""
-        while self._released:
-            number = self._released.pop()
-            self._api.llama_memory_seq_rm(self._cache, number, -1, -1)
-            self._free.append(number)
-        if not self._free:
+        state = self._sequences.begin()
+        if state is None:
             raise InputError(f"{self.path}: all sequences are in use; wait until a text is finished")
-        state = SequenceState(self._free.pop())
-        weakref.finalize(state, self._released.append, state.number)  # in any thread: the next text clears it
+        self._api.llama_memory_seq_rm(self._cache, state.number, -1, -1)
         return state
 
     def shorten(self, state: SequenceState, tokens: int) -> None:

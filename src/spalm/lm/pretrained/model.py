@@ -18,7 +18,7 @@ from spalm.errors import InputError
 
 _ROWS = 256
 """Positions whose logits are in memory at a time."""
-_PROBE = 7
+PROBE = 7
 """Number of tokens on which a model is checked."""
 
 
@@ -97,29 +97,29 @@ class PretrainedModel:
     @torch.inference_mode()
     def _refuse_unless_exact(self, name: str) -> None:
         """Raises an error unless the model does what the module's docstring assumes."""
-        tokens = torch.arange(1, 1 + _PROBE, device=self.device)[None] % self.vocabulary
-        half = _PROBE // 2
+        tokens = torch.arange(1, 1 + PROBE, device=self.device)[None] % self.vocabulary
+        half = PROBE // 2
         hidden = self.hidden(tokens)
-        if not _close(self.hidden(tokens[:, :half]), hidden[:, :half]):
+        if not nearly_equal(self.hidden(tokens[:, :half]), hidden[:, :half]):
             raise InputError(
                 f"{name} ({type(self.model).__name__}) looks ahead: what it says of a token depends on those after it; "
                 "give a causal language model"
             )
-        if not _close(self.model(input_ids=tokens).logits.float(), self.logits(hidden)):
+        if not nearly_equal(self.model(input_ids=tokens).logits.float(), self.logits(hidden)):
             raise InputError(
                 f"{name}: the logits of {type(self.model).__name__} do not follow from its last hidden state in a way "
                 "that is known here, so a memory cannot be mixed in exactly; give another model"
             )
         state = self.empty_state()
         pieces = [self.hidden(part, state) for part in (tokens[:, :half], tokens[:, half:])]
-        if not _close(torch.cat(pieces, 1), hidden):
+        if not nearly_equal(torch.cat(pieces, 1), hidden):
             raise InputError(
                 f"{name}: {type(self.model).__name__} does not go on from keys and values of what it has read; give a "
                 "model with attention"
             )
 
 
-def _close(found: Tensor, expected: Tensor) -> bool:
+def nearly_equal(found: Tensor, expected: Tensor) -> bool:
     """Whether two tensors are equal up to rounding."""
     tolerance = 1e-3 * float(expected.std()) + 1e-6
     return found.shape == expected.shape and torch.allclose(found, expected, rtol=1e-3, atol=tolerance)

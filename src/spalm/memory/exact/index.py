@@ -10,6 +10,7 @@ one that was forgotten is left out of every search at once, and of the files whe
 import shutil
 from dataclasses import dataclass, fields
 from functools import lru_cache
+from mmap import MADV_RANDOM
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -142,6 +143,9 @@ class _Shard:
         arrays = [self.artifact.array(name) for name in _ARRAYS]
         if any(array.ndim != 1 or array.dtype.kind not in "iu" for array in arrays):
             raise DamagedError(f"{self.artifact.directory} is damaged: it holds arrays of another kind")
+        for array in arrays:
+            if isinstance(array, np.memmap):  # a search reads few pages, far apart: reading ahead would only fill RAM
+                array._mmap.madvise(MADV_RANDOM)  # pyright: ignore[reportAttributeAccessIssue]
         return SortedContexts(*arrays)
 
 
