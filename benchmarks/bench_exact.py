@@ -51,7 +51,7 @@ REPLACED = 0.05
 QUERIES, BULK = 1000, 20_000
 """Numbers of queries asked one at a time, and together."""
 ROUNDS = 3
-"""Number of times that everything is measured."""
+"""Number of times that queries are asked in bulk."""
 LEAST_RAM = 32 << 20
 """Bytes of the smallest limit: a process needs some memory besides the index."""
 SEPARATOR, END = 65_535, 65_534
@@ -268,11 +268,11 @@ def compare(asked: dict[str, dict]) -> dict:
 SYSTEMS = "spalm", "infini_gram"
 
 
-def measure(size: int, work: Path, ram: float) -> dict:
+def measure(size: int, work: Path, ram: float, rounds: int) -> dict:
     """Measures both systems at one size."""
     work.mkdir(parents=True, exist_ok=True)
     row: dict = {"tokens": size, **in_a_process("prepare", str(size), work)}
-    built = [{system: in_a_process(f"index_{system}", work) for system in SYSTEMS} for _ in range(ROUNDS)]
+    built = [{system: in_a_process(f"index_{system}", work) for system in SYSTEMS} for _ in range(rounds)]
     row["index"] = {
         system: {
             "tokens_per_second": size / statistics.median(each[system]["seconds"] for each in built),
@@ -310,6 +310,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/bench/exact.json"))
     parser.add_argument("--sizes", default="3M,30M,300M", help="numbers of tokens")
     parser.add_argument("--ram", type=float, default=0.1, help="share of the index's size within which it is searched")
+    parser.add_argument("--rounds", type=int, default=3, help="number of times that the indexes are made")
     parser.add_argument("--do", nargs="+", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.do:
@@ -319,7 +320,7 @@ def main() -> None:
     out = given.out.absolute()
     rows = []
     for size in given.sizes.split(","):
-        rows.append(measure(number_of(size), out.parent / "exact" / size, given.ram))
+        rows.append(measure(number_of(size), out.parent / "exact" / size, given.ram, given.rounds))
         write_json(out, {"cores": available_cores(), "queries": [QUERIES, BULK], "sizes": rows})
 
 
