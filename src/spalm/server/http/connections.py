@@ -24,7 +24,7 @@ class BoundedConfig(uvicorn.Config):
 
     def __init__(self, app: ASGIApp, limits: Limits, shutdown_seconds: int):
         super().__init__(
-            app,  # type: ignore[arg-type]
+            app,
             http=BoundedConnection,
             ws="none",
             backlog=BACKLOG,
