@@ -35,7 +35,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Adds the pages that do not lie in docs/."""
     for path in [*ROOT.glob("results/*.md"), ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md"]:
         _add(files, config, path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8"))
-    for path in [*ROOT.glob("recipes/*.yaml"), ROOT / "CITATION.cff"]:
+    for path in [*ROOT.glob("recipes/*.yaml"), *ROOT.glob("examples/*.conf"), ROOT / "CITATION.cff"]:
         _add(files, config, path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8"))
     _add(files, config, "index.md", (ROOT / "README.md").read_text(encoding="utf-8"))
     _add(files, config, "reference/commands.md", commands_page())
@@ -55,7 +55,7 @@ def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
         return markdown.replace("](../docs/", "](../")
     if where in ("CHANGELOG.md", "CONTRIBUTING.md"):
         return markdown.replace("](docs/", "](")
-    return re.sub(r"\]\(\.\./(results/|recipes/|CHANGELOG|CONTRIBUTING)", r"](\1", markdown)
+    return re.sub(r"\]\(\.\./(results/|recipes/|examples/|CHANGELOG|CONTRIBUTING)", r"](\1", markdown)
 
 
 def commands_page() -> str:
