@@ -25,7 +25,7 @@ from spalm.lm import BatchReader
 from spalm.server.answers import AnswerService
 from spalm.server.auth import ApiKeyMiddleware
 from spalm.server.documents import document_routes
-from spalm.server.errors import handle_errors
+from spalm.server.errors import REFUSALS, handle_errors
 from spalm.server.explain import explain_routes
 from spalm.server.explorer import PAGE, explorer_routes
 from spalm.server.limits import Limits
@@ -94,7 +94,8 @@ def make_explorer_server(models: ModelSet, hosts: list[str]) -> FastAPI:
     return app
 
 
-_NO_DOCS: dict[str, Any] = {"title": "spalm", "docs_url": None, "redoc_url": None, "openapi_url": None}
+_DESCRIPTION: dict[str, Any] = {"title": "spalm", "responses": REFUSALS}
+_NO_DOCS: dict[str, Any] = {**_DESCRIPTION, "docs_url": None, "redoc_url": None, "openapi_url": None}
 """FastAPI's own pages are off: they fetch scripts from elsewhere."""
 
 
@@ -107,7 +108,7 @@ def state_routes(model: Model, queue: RequestQueue, metrics: Metrics) -> APIRout
         state = "stopping" if queue.closed else "ok"
         return {"status": state, "model": model.name, "entries": len(model.memory)}
 
-    @routes.get("/metrics")
+    @routes.get("/metrics", response_class=PlainTextResponse)
     def show_metrics() -> PlainTextResponse:
         entries = model.store.entries()
         searched = model.search.searcher.searched if model.models.has_keys else 0
