@@ -20,7 +20,10 @@ PATIENCE = 60
 """Seconds after which a command hangs, on a busy machine too."""
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 _CHANGES = {"os.remove", "os.rename", "os.mkdir", "os.rmdir", "os.link", "os.symlink", "os.truncate", "os.chmod"}
-_OWN = ("/dev/", "/proc/", sys.prefix, str(Path(entry.__file__).parents[1]), str(Path.home() / ".cache"))
+_OWN = (
+    *("/dev/", "/proc/", sys.prefix, str(Path(entry.__file__).parents[1])),
+    *(str(Path.home() / name) for name in (".cache", ".config/matplotlib")),
+)
 """Where Python, numba and libraries write for themselves."""
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]")
 
