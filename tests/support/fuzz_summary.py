@@ -27,6 +27,7 @@ class Summary:
             self._failed.append(f"{report.nodeid} ({report.when})")
         if report.when == "teardown":
             self._tallies += [dict(value) for name, value in report.user_properties if name == "tally"]
+            self._write()  # so that a run that is ended from outside leaves what it found
 
     def as_json(self) -> dict[str, Any]:
         """Returns the content of the file."""
@@ -44,11 +45,16 @@ class Summary:
             "problems": problems,
         }
 
-    def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """Writes the file; a run that tried too little has failed."""
+    def _write(self) -> dict[str, Any]:
+        """Writes the file, and returns its content."""
         content = self.as_json()
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+        self._path.write_text(json.dumps(content, indent=2) + "\n")
+        return content
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        """Writes the file; a run that tried too little has failed."""
+        content = self._write()
         too_few = [name for name, least in LEAST.items() if content["tried"][name] < least]
         if session.exitstatus == 0 and (too_few or any(content["found"].values())):
             session.exitstatus = pytest.ExitCode.TESTS_FAILED

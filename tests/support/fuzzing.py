@@ -75,6 +75,7 @@ class Commands:
         """Runs a command that may write in the folder `inside` alone; returns its exit code, None if there is none."""
         what = f"{about + ': ' if about else ''}spalm {' '.join(arguments)}"
         code = None
+        self._printed.readouterr()  # what others printed
         with WRITES.outside(inside, Path.cwd()) as outside, self.tally.trying(what):
             code = entry.run(arguments)
         for path in outside:
