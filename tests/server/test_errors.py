@@ -13,6 +13,7 @@ from support.servers import Held, client_of, hang_up, in_thread, open_attached, 
 
 PROMPT = "ka1 lo2 mi3 .\nka1 lo2"
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+JSON = {"Content-Type": "application/json"}
 HELLO = [{"role": "user", "content": "ka1"}]
 
 
@@ -94,10 +95,12 @@ def test_errors_have_the_codes_that_clients_look_for(client):
 def test_malformed_bodies_are_refused(client):
     bodies = (b"{", b"\xff", b'{"prompt": "\\ud800"}', b'{"prompt": "a", "temperature": NaN}', b"[" * 60_000, b"")
     for body in bodies:
-        found = client.post(COMPLETIONS, content=body, headers={"Content-Type": "application/json"})
+        found = client.post(COMPLETIONS, content=body, headers=JSON)
         assert found.status_code == 400, body[:40]
         assert found.json()["error"]["message"]
-    assert client.post(COMPLETIONS, content=iter([b"x" * 7000] * 20)).status_code == 413  # no length given
+    assert (
+        client.post(COMPLETIONS, content=iter([b"x" * 7000] * 20), headers=JSON).status_code == 413
+    )  # no length given
     assert client.get("/health").status_code == 200
 
 

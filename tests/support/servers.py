@@ -13,7 +13,6 @@ from typing import Any
 import httpx
 import numpy as np
 import torch
-import uvicorn
 from fastapi import FastAPI
 from starlette.testclient import TestClient
 
@@ -24,6 +23,7 @@ from spalm.generation import AttachedModels, Model, model_of
 from spalm.memory import Encoder
 from spalm.semiparametric import CombinedPrediction
 from spalm.server import make_server, serve
+from spalm.server.http.listen import BoundedServer
 from support.commands import Fork
 
 TEMPLATE = (
@@ -143,7 +143,7 @@ def in_thread(app: FastAPI, patience: int = 5) -> Iterator[str]:
     """The address of a server on a port of its own."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
-        server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=patience))
+        server = BoundedServer(app, patience)
         app.state.server = server
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
