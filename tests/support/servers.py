@@ -1,5 +1,6 @@
 """Servers for tests: in a thread or in a process of their own, and models that can be held or told what to say."""
 
+import resource
 import shutil
 import socket
 import threading
@@ -162,9 +163,9 @@ def stop(app: FastAPI) -> None:
 
 
 @contextmanager
-def in_process(folder: Path) -> Iterator[tuple[Fork, str]]:
-    """The process of a server, to be killed, and its address."""
-    process = Fork(_serve, folder)
+def in_process(folder: Path, files: int = 1024) -> Iterator[tuple[Fork, str]]:
+    """The process of a server, to be killed, which may open so many files, and its address."""
+    process = Fork(_serve, folder, files)
     try:
         said = wait_until(lambda: _address(process) or process.poll() is not None, "the server did not begin")
         assert isinstance(said, str), process.errors()
@@ -174,6 +175,7 @@ def in_process(folder: Path) -> Iterator[tuple[Fork, str]]:
 
 
 def _serve(arguments: list[str]) -> None:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (int(arguments[1]),) * 2)
     execution = spalm.Execution(Hardware("cpu", 1))
     serve(make_server(spalm.load(arguments[0], execution=execution)), "127.0.0.1", 0, "the server")
 

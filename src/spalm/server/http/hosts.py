@@ -1,9 +1,9 @@
 """Host names: those by which a server may be reached, and whether a request comes from a page of another site."""
 
 import ipaddress
+import re
 import socket
 from collections.abc import Iterable
-from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -14,6 +14,8 @@ from spalm.server.errors import Refusal
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _SAME_SITE = ("same-origin", "none")
 """What browsers say of requests from a page of the server itself, or from the user."""
+_HOST = re.compile(r"(\[(?P<address>[0-9a-f:.]+)\]|(?P<name>[^\[\]:@/?#\s]+))(:\d*)?")
+"""A Host header: an address in brackets or a name, and perhaps a port."""
 
 
 def plain_host(host: str) -> str:
@@ -69,10 +71,8 @@ class HostMiddleware:
 
 def _host_name(header: str) -> str | None:
     """Returns the name in a Host header, without port and brackets; None: it is no host."""
-    try:
-        return urlsplit(f"//{header}").hostname
-    except ValueError:
-        return None
+    found = _HOST.fullmatch(header.lower())
+    return found and (found["address"] or found["name"])
 
 
 def is_cross_site(headers: Headers) -> bool:
