@@ -179,7 +179,7 @@ def test_a_model_writes_and_is_served_by_it(database, attached_folder, capsys, m
     from fastapi.testclient import TestClient
 
     served = []
-    monkeypatch.setattr("spalm.server.serve", lambda app, *_: served.append(app))
+    monkeypatch.setattr("spalm.server.serve", lambda app, *_, **__: served.append(app))
     exec(examples()[1].replace("runs/attached", str(attached_folder)), database)
     assert capsys.readouterr().out.startswith("[")  # the list of citations
     searched = database["searcher"].searched

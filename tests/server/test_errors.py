@@ -13,6 +13,7 @@ from support.servers import Held, client_of, hang_up, in_thread, open_attached, 
 
 PROMPT = "ka1 lo2 mi3 .\nka1 lo2"
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+JSON = {"Content-Type": "application/json"}
 HELLO = [{"role": "user", "content": "ka1"}]
 
 
@@ -61,6 +62,25 @@ def test_a_model_without_a_template_does_not_chat(attached_folder):
         (CHAT, {"messages": HELLO, "tools": [{}]}, 400, "tools: "),
         (CHAT, {"messages": HELLO, "response_format": {"type": "json_object"}}, 400, "response_format"),
         (CHAT, {"messages": HELLO, "model": "other"}, 404, "there is no model"),
+        (COMPLETIONS, {"prompt": "a", "n": int("9" * 4299)}, 400, "n: "),
+        (COMPLETIONS, {"prompt": ["a"] * 11, "n": int("9" * 4299)}, 400, "n: "),
+        (COMPLETIONS, {"prompt": "a", "max_tokens": int("9" * 4299)}, 400, "max_tokens: "),
+        (COMPLETIONS, {"prompt": "a", "top_k": 1 << 64}, 400, "top_k: "),
+        (COMPLETIONS, {"prompt": [1 << 64]}, 400, "prompt"),
+        (COMPLETIONS, {"prompt": "a", "model": "x" * 2000}, 400, "model: "),
+        (COMPLETIONS, {"prompt": "ka1 " * 2000}, 400, "8,000 bytes; for a context of 128 tokens 4,096 is the most"),
+        (CHAT, {"messages": [{"role": "user", "content": "ka1 " * 2000}]}, 400, "4,096 is the most"),
+        ("/v1/embeddings", {"input": "ka1 " * 2000}, 400, "4,096 is the most"),
+        ("/v1/embeddings", {"input": [-5]}, 400, "there is no token -5"),
+        ("/v1/embeddings", {"input": [1 << 40]}, 400, "there is no token"),
+        ("/api/generate", {"model": "tiny", "options": {"seed": 1 << 70}}, 422, "options.seed: "),
+        ("/api/generate", {"model": "tiny", "prompt": "a", "options": {"top_k": -1}}, 422, "top_k: "),
+        ("/api/generate", {"model": "tiny", "prompt": "a", "options": {"stop": ["a"] * 17}}, 422, "stop"),
+        ("/api/passage", {"text": "a", "entries_off": [1 << 70]}, 422, "entries_off.0: "),
+        ("/api/passage", {"place": {"split": "dev", "document": 0, "offset": 2**63 - 1}}, 422, "place.offset: "),
+        ("/api/token", {"text": "a", "position": 2**63}, 422, "position: "),
+        ("/explain", {"text": "a", "position": 2**63}, 422, "position"),
+        ("/explain", {"text": "x" * 65_000}, 422, "65,000 signs"),
         ("/v1/models", {}, 405, "Method Not Allowed"),
         ("/v1/embeddings", {}, 400, "input: Field required"),
         ("/explain", {}, 422, "either a text or a prompt"),
@@ -91,13 +111,28 @@ def test_errors_have_the_codes_that_clients_look_for(client):
     assert (other["code"], other["param"], other["type"]) == ("model_not_found", "model", "not_found_error")
 
 
+@pytest.mark.parametrize("narrow", [{"top_p": 1e-320}, {"temperature": 1e-320}, {"top_k": 2**31 - 1}])
+def test_the_narrowest_sampling_is_answered(client, narrow):
+    assert client.post(COMPLETIONS, json={"prompt": "a", "max_tokens": 2, **narrow}).status_code == 200
+
+
+@pytest.mark.parametrize("number", [2**31, 2**63 - 1, 2**63, int("9" * 4299), "9" * 4400])
+def test_offsets_and_limits_have_bounds(client, number):
+    for name in ("offset", "limit"):
+        found = client.get("/memory/documents", params={name: number})
+        assert found.status_code == 422
+        assert found.json()["error"].startswith(f"{name}: ")
+
+
 def test_malformed_bodies_are_refused(client):
     bodies = (b"{", b"\xff", b'{"prompt": "\\ud800"}', b'{"prompt": "a", "temperature": NaN}', b"[" * 60_000, b"")
     for body in bodies:
-        found = client.post(COMPLETIONS, content=body, headers={"Content-Type": "application/json"})
+        found = client.post(COMPLETIONS, content=body, headers=JSON)
         assert found.status_code == 400, body[:40]
         assert found.json()["error"]["message"]
-    assert client.post(COMPLETIONS, content=iter([b"x" * 7000] * 20)).status_code == 413  # no length given
+    assert (
+        client.post(COMPLETIONS, content=iter([b"x" * 7000] * 20), headers=JSON).status_code == 413
+    )  # no length given
     assert client.get("/health").status_code == 200
 
 

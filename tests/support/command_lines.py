@@ -284,6 +284,13 @@ serve FOLDER --limit body_bytes=.nan
 serve FOLDER --port -1
 serve FOLDER --port 65536
 serve FOLDER --backend nothing
+serve FOLDER --host ''
+serve FOLDER --host ' '
+serve FOLDER --host 0.0.0.0
+serve FOLDER --host ::
+serve FOLDER --host no.such.host.invalid
+explore FOLDER --host ''
+explore FOLDER --host 0.0.0.0
 """
 CASES = [
     *LINES.strip().splitlines(),

@@ -1,5 +1,6 @@
 """Servers for tests: in a thread or in a process of their own, and models that can be held or told what to say."""
 
+import resource
 import shutil
 import socket
 import threading
@@ -13,7 +14,6 @@ from typing import Any
 import httpx
 import numpy as np
 import torch
-import uvicorn
 from fastapi import FastAPI
 from starlette.testclient import TestClient
 
@@ -24,6 +24,7 @@ from spalm.generation import AttachedModels, Model, model_of
 from spalm.memory import Encoder
 from spalm.semiparametric import CombinedPrediction
 from spalm.server import make_server, serve
+from spalm.server.http.listen import BoundedServer
 from support.commands import Fork
 
 TEMPLATE = (
@@ -143,7 +144,7 @@ def in_thread(app: FastAPI, patience: int = 5) -> Iterator[str]:
     """The address of a server on a port of its own."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
-        server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=patience))
+        server = BoundedServer(app, patience)
         app.state.server = server
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
@@ -162,9 +163,9 @@ def stop(app: FastAPI) -> None:
 
 
 @contextmanager
-def in_process(folder: Path) -> Iterator[tuple[Fork, str]]:
-    """The process of a server, to be killed, and its address."""
-    process = Fork(_serve, folder)
+def in_process(folder: Path, files: int = 1024) -> Iterator[tuple[Fork, str]]:
+    """The process of a server, to be killed, which may open so many files, and its address."""
+    process = Fork(_serve, folder, files)
     try:
         said = wait_until(lambda: _address(process) or process.poll() is not None, "the server did not begin")
         assert isinstance(said, str), process.errors()
@@ -174,6 +175,7 @@ def in_process(folder: Path) -> Iterator[tuple[Fork, str]]:
 
 
 def _serve(arguments: list[str]) -> None:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (int(arguments[1]),) * 2)
     execution = spalm.Execution(Hardware("cpu", 1))
     serve(make_server(spalm.load(arguments[0], execution=execution)), "127.0.0.1", 0, "the server")
 

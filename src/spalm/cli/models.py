@@ -13,9 +13,11 @@ from spalm.cli.options import (
     LARGEST,
     PORT,
     Address,
+    AllowHost,
     Backend,
     Device,
     Host,
+    NoKey,
     OnEngine,
     Port,
     Restart,
@@ -187,6 +189,8 @@ def serve_(
     key: Annotated[
         str | None, typer.Option(envvar="SPALM_KEY", help="Key that clients must send: Authorization: Bearer KEY.")
     ] = None,
+    no_key: NoKey = False,
+    allow_host: AllowHost = None,
     slots: Annotated[
         int | None, typer.Option(help="Number of answers that are generated side by side; default: 4.", min=1)
     ] = None,
@@ -201,9 +205,11 @@ def serve_(
     """Serve a model with a memory: OpenAI-style completions, documents to add and delete, the explorer's page."""
     from spalm.api import load
     from spalm.compute import Execution, Hardware
-    from spalm.server import Limits, allowed_hosts, make_server, serve
+    from spalm.server import Limits, allowed_hosts, check_access, make_server, serve
     from spalm.settings import read_settings
 
     chosen = read_settings(Limits, [*(limits or []), *([] if slots is None else [f"slots={slots}"])])
+    check_access(host, key=key is not None, no_key=no_key)
+    hosts = allowed_hosts(host, allow_host or ())
     opened = load(directory, model, execution=Execution(Hardware(device, threads, backend=backend)))
-    serve(make_server(opened, limits=chosen, key=key, hosts=allowed_hosts(host)), host, port, "the server")
+    serve(make_server(opened, limits=chosen, key=key, hosts=hosts), host, port, "the server", no_key=no_key)

@@ -72,7 +72,17 @@ Address = Annotated[
     typer.Option(help="With --engine ray: host:port of a cluster, or auto; default: one started here."),
 ]
 Restart = Annotated[bool, typer.Option("--restart", help="Begin unfinished stages again from scratch.")]
-Host = Annotated[str, typer.Option(help="Address to listen on; any but loopback gives other machines access.")]
+Host = Annotated[
+    str,
+    typer.Option(
+        help="Address to listen on; any but loopback gives other machines access and needs --key or --no-key."
+    ),
+]
+NoKey = Annotated[bool, typer.Option("--no-key", help="Let other machines in without a key.")]
+AllowHost = Annotated[
+    list[str] | None,
+    typer.Option(help="A further host name by which clients may reach the server, such as a reverse proxy's."),
+]
 Port = Annotated[int, typer.Option(help="Port; 0: any that is free.", min=0, max=65535)]
 PORT = 8765
 """Default port of the server and the explorer."""

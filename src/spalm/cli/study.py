@@ -13,9 +13,11 @@ from spalm.cli.application import app
 from spalm.cli.options import (
     LARGEST,
     PORT,
+    AllowHost,
     Assignments,
     Device,
     Host,
+    NoKey,
     Port,
     RecipeArgument,
     RunArgument,
@@ -126,6 +128,8 @@ def explore(
     directory: RunArgument,
     host: Host = "127.0.0.1",
     port: Port = PORT,
+    no_key: NoKey = False,
+    allow_host: AllowHost = None,
     device: Device = "auto",
     threads: Threads = None,
 ) -> None:
@@ -133,10 +137,12 @@ def explore(
     from spalm.compute import Hardware
     from spalm.generation import RunModels
     from spalm.runs import FinishedRun
-    from spalm.server import allowed_hosts, make_explorer_server, serve
+    from spalm.server import allowed_hosts, check_access, make_explorer_server, serve
 
+    check_access(host, key=False, no_key=no_key)
+    hosts = allowed_hosts(host, allow_host or ())
     models = RunModels(FinishedRun(directory), Hardware(device, threads))
-    serve(make_explorer_server(models, allowed_hosts(host)), host, port, "the explorer")
+    serve(make_explorer_server(models, hosts), host, port, "the explorer", no_key=no_key)
 
 
 @app.command()

@@ -13,9 +13,9 @@ Health, metrics and lists are answered without waiting.
 import time
 from typing import Any
 
+from anyio import CapacityLimiter, to_thread
 from fastapi import APIRouter, FastAPI
 from fastapi.responses import PlainTextResponse
-from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.staticfiles import StaticFiles
 
 from spalm.errors import InputError
@@ -23,14 +23,13 @@ from spalm.generation import AnswerBatch, Model, ModelSet
 from spalm.generation.inspection import Explorer
 from spalm.lm import BatchReader
 from spalm.server.answers import AnswerService
-from spalm.server.auth import ApiKeyMiddleware
 from spalm.server.documents import document_routes
 from spalm.server.errors import REFUSALS, handle_errors
 from spalm.server.explain import explain_routes
 from spalm.server.explorer import PAGE, explorer_routes
+from spalm.server.http import ApiKeyMiddleware, GuardMiddleware, HostMiddleware
 from spalm.server.limits import Limits
 from spalm.server.metrics import Metrics, MetricsMiddleware
-from spalm.server.middleware import GuardMiddleware
 from spalm.server.ollama import ollama_routes
 from spalm.server.openai import ChatTemplate, openai_routes
 from spalm.server.openai.request_parser import RequestParser
@@ -55,7 +54,7 @@ def make_server(
     if isinstance(model.network, BatchReader):
         model.network.reserve(limits.slots)
     batch = AnswerBatch(model, limits.slots)
-    queue = app.state.queue = RequestQueue(limits.waiting, batch)
+    queue = app.state.queue = RequestQueue(limits.waiting, batch, limits.request_seconds)
     handle_errors(app)
     folder = model.models.chat_template_folder
     parser = RequestParser(model, None if folder is None else ChatTemplate(folder), limits)
@@ -70,11 +69,12 @@ def make_server(
     ):
         app.include_router(routes)
     app.mount("/", StaticFiles(directory=PAGE, html=True))
-    app.add_middleware(GuardMiddleware, body_bytes=limits.body_bytes)
+    app.state.limits, app.state.has_key = limits, key is not None
+    app.add_middleware(GuardMiddleware, limits=limits)
     if key is not None:
         app.add_middleware(ApiKeyMiddleware, key=key)
     app.add_middleware(MetricsMiddleware, metrics=metrics)
-    app.add_middleware(TrustedHostMiddleware, allowed_hosts=hosts or ["*"])
+    app.add_middleware(HostMiddleware, hosts=hosts or ["*"])
     return app
 
 
@@ -83,14 +83,15 @@ def make_explorer_server(models: ModelSet, hosts: list[str]) -> FastAPI:
 
     `hosts` are the host names by which it may be reached. Others are refused, so that no page elsewhere can use it.
     """
-    app, queue = FastAPI(**_NO_DOCS), RequestQueue(_EXPLORER_LIMITS.waiting)
+    app, queue = FastAPI(**_NO_DOCS), RequestQueue(_EXPLORER_LIMITS.waiting, seconds=_EXPLORER_LIMITS.request_seconds)
     app.state.queue = queue
     handle_errors(app)
     models.variants()  # loads all networks now, not within a request
     app.include_router(explorer_routes(Explorer(models), queue))
     app.mount("/", StaticFiles(directory=PAGE, html=True))
-    app.add_middleware(GuardMiddleware, body_bytes=_EXPLORER_LIMITS.body_bytes)
-    app.add_middleware(TrustedHostMiddleware, allowed_hosts=hosts)
+    app.state.limits, app.state.has_key = _EXPLORER_LIMITS, False
+    app.add_middleware(GuardMiddleware, limits=_EXPLORER_LIMITS)
+    app.add_middleware(HostMiddleware, hosts=hosts)
     return app
 
 
@@ -102,11 +103,13 @@ _NO_DOCS: dict[str, Any] = {**_DESCRIPTION, "docs_url": None, "redoc_url": None,
 def state_routes(model: Model, queue: RequestQueue, metrics: Metrics) -> APIRouter:
     """Returns the routes for the state of the server: health and metrics."""
     routes = APIRouter()
+    thread = CapacityLimiter(1)  # other requests may use up the threads that they share
 
     @routes.get("/health")
-    def health() -> dict[str, Any]:
+    async def health() -> dict[str, Any]:
         state = "stopping" if queue.closed else "ok"
-        return {"status": state, "model": model.name, "entries": len(model.memory)}
+        entries = await to_thread.run_sync(lambda: len(model.memory), limiter=thread)
+        return {"status": state, "model": model.name, "entries": entries}
 
     @routes.get("/metrics", response_class=PlainTextResponse)
     def show_metrics() -> PlainTextResponse:

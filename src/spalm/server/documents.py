@@ -10,6 +10,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.convertors import StringConvertor, register_url_convertor
 
 from spalm.generation import Model
+from spalm.server.http import JsonRoute
+from spalm.server.http.fields import LARGEST
 from spalm.server.queue import RequestQueue
 
 _MOST = 10_000
@@ -35,13 +37,13 @@ class DocumentRequest(BaseModel):
 
 def document_routes(model: Model, queue: RequestQueue) -> APIRouter:
     """Returns the routes below /memory/documents. Changes wait in the queue, so that no search runs meanwhile."""
-    routes, memory = APIRouter(prefix="/memory/documents"), model.memory
+    routes, memory = APIRouter(prefix="/memory/documents", route_class=JsonRoute), model.memory
 
     @routes.get("")
     def documents(
         containing: str = "",
         limit: Annotated[int, Query(ge=0, le=_MOST)] = _MOST,
-        offset: Annotated[int, Query(ge=0)] = 0,
+        offset: Annotated[int, Query(ge=0, le=LARGEST)] = 0,
     ) -> dict[str, Any]:
         """Lists documents by a part of their names, oldest first."""
         wanted = containing.casefold()

@@ -9,13 +9,14 @@ from typing import Any
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.routing import Match, Mount
 
 from spalm.errors import InputError, InUseError
 from spalm.generation import DocumentExists, UnknownDocument
 from spalm.server.model_thread import ServerStopping
-from spalm.server.queue import ClientGone, QueueFull
+from spalm.server.queue import ClientGone, QueueFull, RequestTimedOut
 
 _TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 _RETRY = {"Retry-After": "1"}
@@ -42,6 +43,8 @@ REFUSALS: dict[int | str, dict[str, Any]] = {
     for status, reason in _REASONS.items()
 }
 """The refusals that any request may get, for the description of the server in OpenAPI's form."""
+_LONGEST_PART = 100
+"""Number of characters of a field's name that are shown."""
 
 
 @dataclass(frozen=True)
@@ -127,8 +130,17 @@ def handle_errors(app: FastAPI) -> None:
     @app.exception_handler(RequestValidationError)
     async def bad_form(request: Request, error: RequestValidationError) -> Response:
         first = error.errors()[0]
-        place = ".".join(map(str, first["loc"][1:]))
-        message = f"{place or 'the body'}: {first['msg']}"
+        return bad_field(request, first["loc"][1:], first["msg"])
+
+    @app.exception_handler(ValidationError)
+    async def bad_translation(request: Request, error: ValidationError) -> Response:
+        """Refuses a request whose form in another API, such as OpenAI's for one of Ollama's, is wrong."""
+        first = error.errors(include_url=False, include_input=False)[0]
+        return bad_field(request, first["loc"], first["msg"])
+
+    def bad_field(request: Request, location: tuple[int | str, ...], problem: str) -> Response:
+        place = ".".join(str(part)[:_LONGEST_PART] for part in location)
+        message = f"{place or 'the body'}: {problem}"
         return Refusal(_bad_input_status(request.url.path), message, place or None).response(request.url.path)
 
     @app.exception_handler(HTTPException)
@@ -143,6 +155,11 @@ def handle_errors(app: FastAPI) -> None:
     async def queue_full(request: Request, _: QueueFull) -> Response:
         message = "too many requests are waiting; try again"
         return Refusal(429, message, code="rate_limit_exceeded").response(request.url.path, _RETRY)
+
+    @app.exception_handler(RequestTimedOut)
+    async def timed_out(request: Request, _: RequestTimedOut) -> Response:
+        message = "the request took longer than it may (request_seconds); ask for less, or try again later"
+        return Refusal(503, message, code="timeout").response(request.url.path, _RETRY)
 
     @app.exception_handler(ServerStopping)
     async def stopping(request: Request, _: ServerStopping) -> Response:

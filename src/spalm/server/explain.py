@@ -8,9 +8,9 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from spalm.generation import Model
 from spalm.generation.inspection import explain_position, explain_tokens
+from spalm.server.http import JsonRoute
+from spalm.server.http.fields import Count, Items
 from spalm.server.queue import RequestQueue
-
-Position = Annotated[int, Field(ge=0)]
 
 
 class ExplainRequest(BaseModel):
@@ -19,7 +19,7 @@ class ExplainRequest(BaseModel):
     model_config = ConfigDict(extra="forbid")
     text: str | None = None
     prompt: str | None = None
-    position: Position | Annotated[list[Position], Field(max_length=100)] = []
+    position: Count | Annotated[Items[Count], Field(max_length=100)] = []
 
     @model_validator(mode="after")
     def _one_text(self) -> "ExplainRequest":
@@ -40,7 +40,7 @@ class ExplainRequest(BaseModel):
 
 def explain_routes(model: Model, queue: RequestQueue) -> APIRouter:
     """Returns the route /explain."""
-    routes = APIRouter()
+    routes = APIRouter(route_class=JsonRoute)
 
     @routes.post("/explain")
     async def explain(body: ExplainRequest, request: Request) -> dict[str, Any]:

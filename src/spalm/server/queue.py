@@ -1,6 +1,7 @@
 """The queue in which requests wait for the model, and from which they get its work."""
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import TypeVar
@@ -23,6 +24,10 @@ class QueueFull(Exception):
     """The queue is full: no further request may wait."""
 
 
+class RequestTimedOut(Exception):
+    """A request took longer than it may."""
+
+
 class ClientGone(Exception):
     """The client of a request has left."""
 
@@ -35,7 +40,8 @@ class RequestQueue:
     refused at once.
     """
 
-    def __init__(self, capacity: int, batch: AnswerBatch | None = None):
+    def __init__(self, capacity: int, batch: AnswerBatch | None = None, seconds: float = math.inf):
+        """`seconds` is the time that a request may take, with its time in the queue."""
         self.capacity = capacity
         self.size = 0
         """Number of requests that wait or are worked on."""
@@ -45,6 +51,7 @@ class RequestQueue:
         """Number of requests whose clients left before the end."""
         self.closed = False
         """Whether the server is stopping: no request is begun any more."""
+        self._seconds = seconds
         self._model = ModelThread(batch)
         self._preparing = anyio.Semaphore(_PREPARED_AT_ONCE)
 
@@ -67,7 +74,7 @@ class RequestQueue:
             self.refused += 1
             raise QueueFull
         self.size += 1
-        turn = Turn(self._model, self._preparing)
+        turn = Turn(self._model, self._preparing, anyio.current_time() + self._seconds)
         try:
             with anyio.CancelScope() as scope:
                 watch = asyncio.create_task(self._watch_client(receive, scope))
@@ -103,37 +110,54 @@ class RequestQueue:
 
 
 class Turn:
-    """The place of one request. What it began ends with it."""
+    """The place of one request. What it began ends with it.
 
-    def __init__(self, model: ModelThread, preparing: anyio.Semaphore):
-        self._model, self._preparing = model, preparing
+    Work that is not done by the `deadline` raises RequestTimedOut; answers end with what they have.
+    """
+
+    def __init__(self, model: ModelThread, preparing: anyio.Semaphore, deadline: float):
+        self._model, self._preparing, self._deadline = model, preparing, deadline
         self._begun: list[Call | Answers] = []
 
     async def prepare(self, work: Callable[[], T]) -> T:
         """Runs work that does not need the model, such as tokenising, in a thread beside it."""
-        async with self._preparing:
-            return await to_thread.run_sync(work)
+        with self._in_time():
+            async with self._preparing:
+                return await to_thread.run_sync(work)
+        raise RequestTimedOut
 
     async def run(self, work: Callable[[], T]) -> T:
         """Runs work that needs the model alone, between two steps of the answers."""
         call = self._model.call(work)
         self._begun.append(call)
-        return await asyncio.wrap_future(call.result)
+        with self._in_time():
+            return await asyncio.wrap_future(call.result)
+        raise RequestTimedOut
 
     async def answers(self, requests: Sequence[AnswerRequest]) -> AsyncIterator[Chunk]:
-        """Yields the chunks of answers, of several as they come."""
+        """Yields the chunks of answers, of several as they come. At the deadline they end as if at their length."""
         loop = asyncio.get_running_loop()
         arrived: asyncio.Queue[list[Chunk] | BaseException] = asyncio.Queue()
         begun = self._model.answer(requests, lambda each: loop.call_soon_threadsafe(arrived.put_nowait, each) and None)
         self._begun.append(begun)
-        left = len(requests)
+        left, found = {request.choice for request in requests}, []
         while left:
-            found = await arrived.get()
+            with self._in_time() as time:
+                found = await arrived.get()
+            if time.cancelled_caught:
+                if not found:
+                    raise RequestTimedOut
+                found = [Chunk(choice=choice, finish_reason="length") for choice in sorted(left)]
             if isinstance(found, BaseException):
                 raise found
             for chunk in found:
-                left -= chunk.finish_reason is not None
+                if chunk.finish_reason is not None:
+                    left.discard(chunk.choice)
                 yield chunk
+
+    def _in_time(self) -> anyio.CancelScope:
+        """Returns a block that is left at the deadline."""
+        return anyio.CancelScope(deadline=self._deadline)
 
     def end(self) -> None:
         """Ends what is not finished."""

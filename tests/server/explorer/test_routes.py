@@ -77,11 +77,12 @@ def test_bad_questions_get_their_status_and_the_server_lives_on(client, path, bo
 
 
 def test_malformed_bodies_are_refused(client):
+    headers = {"Content-Type": "application/json"}
     for body in (b"{", b"\xff", b'{"text": "\\ud800"}', b'{"text": "ka1", "entries_off": [Infinity]}', b"[" * 100_000):
-        found = client.post("/api/passage", content=body, headers={"Content-Type": "application/json"})
+        found = client.post("/api/passage", content=body, headers=headers)
         assert found.status_code in (400, 422), body[:40]
         assert found.json()["error"]
-    endless = client.post("/api/passage", content=iter([b"x" * 70_000] * 20))  # no length given
+    endless = client.post("/api/passage", content=iter([b"x" * 70_000] * 20), headers=headers)  # no length given
     assert endless.status_code == 413
 
 

@@ -23,6 +23,8 @@ from spalm.semiparametric import Matched, Retrieved
 
 LONGEST = 2000
 """Number of tokens of the longest passage."""
+_MOST_SIGNS = 32 * LONGEST
+"""Number of signs from which a text is refused before it is tokenised."""
 _KEPT = 8
 """Number of read passages that are kept."""
 _TITLE = "own text"
@@ -128,6 +130,8 @@ class PassageReader:
         return read
 
     def _read_text(self, text: str) -> ReadPassage:
+        if len(text) > _MOST_SIGNS:
+            raise InputError(f"the text has {len(text):,} signs; give 1 to {LONGEST:,} tokens")
         stream = stream_of_text(text, _TITLE, self._models.tokeniser)
         if not 0 < len(stream) <= LONGEST:
             raise InputError(f"the text has {len(stream):,} tokens; give 1 to {LONGEST:,}")

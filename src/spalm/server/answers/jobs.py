@@ -62,6 +62,12 @@ class GenerationJob:
         """Number of tokens of all prompts."""
         return sum(len(prompt.tokens) for prompt in self.prompts)
 
+    @property
+    def listed_tokens(self) -> int:
+        """Highest number of tokens in all answers, with those of echoed prompts and the likely ones of each."""
+        generated = 0 if self.sampling is None else len(self.prompts) * self.sampling.max_tokens
+        return self.n * (generated + (self.prompt_tokens if self.echo else 0)) * (1 + (self.likely or 0))
+
     def requests(self, tokeniser: Tokeniser) -> list[AnswerRequest]:
         """Returns the answers to be generated, those to the same prompt side by side."""
         found = []

@@ -7,6 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from spalm.errors import InputError
 from spalm.generation.inspection import LONGEST, CorpusPassage, Passage, Switches
 from spalm.runs import HeldOut
+from spalm.server.http.fields import Count, Integer, Items
 
 
 class CorpusPlace(BaseModel):
@@ -14,8 +15,8 @@ class CorpusPlace(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
     split: HeldOut
-    document: int = Field(ge=0)
-    offset: int = Field(default=0, ge=0)
+    document: Count
+    offset: Count = 0
     length: int = Field(default=400, gt=0, le=LONGEST)
 
 
@@ -25,8 +26,8 @@ class PassageRequest(BaseModel):
     model_config = ConfigDict(extra="forbid")
     text: str | None = None
     place: CorpusPlace | None = None
-    entries_off: Annotated[list[int], Field(max_length=100_000)] = []
-    documents_off: Annotated[list[int], Field(max_length=100_000)] = []
+    entries_off: Annotated[Items[Integer], Field(max_length=100_000)] = []
+    documents_off: Annotated[Items[Integer], Field(max_length=100_000)] = []
 
     @property
     def passage(self) -> Passage:
@@ -46,4 +47,4 @@ class PassageRequest(BaseModel):
 class TokenRequest(PassageRequest):
     """A passage, and the position of one of its tokens."""
 
-    position: int = Field(ge=0)
+    position: Count

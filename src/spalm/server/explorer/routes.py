@@ -11,6 +11,7 @@ from fastapi import APIRouter, Request
 from spalm.generation.inspection import Explorer
 from spalm.runs import HeldOut
 from spalm.server.explorer.protocol import PassageRequest, TokenRequest
+from spalm.server.http import JsonRoute
 from spalm.server.queue import RequestQueue
 
 PAGE = Path(__file__).parent / "page"
@@ -19,7 +20,7 @@ PAGE = Path(__file__).parent / "page"
 
 def explorer_routes(explorer: Explorer, queue: RequestQueue) -> APIRouter:
     """Returns the routes below /api, which the page requests."""
-    routes = APIRouter(prefix="/api")
+    routes = APIRouter(prefix="/api", route_class=JsonRoute)
 
     @routes.get("/about")
     def about() -> dict[str, Any]:

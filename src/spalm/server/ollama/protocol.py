@@ -3,10 +3,11 @@
 Fields that should change the answer but are not supported are refused; other unknown fields are ignored.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict
 
+from spalm.server.http.fields import Integer, Items, Name, Nothing
 from spalm.server.openai.protocol import ChatMessage, ChatRequest, ClientRequest, CompletionRequest, StopText
 
 _TAG = ":latest"
@@ -19,11 +20,11 @@ class Options(BaseModel):
     model_config = ConfigDict(extra="ignore", allow_inf_nan=False)
     temperature: float = 0.8
     top_p: float = 0.9
-    top_k: int = 40
-    num_predict: int = -1
+    top_k: Integer = 40
+    num_predict: Integer = -1
     """Highest number of tokens of the answer; below 1: as many as there is room for."""
-    stop: StopText | list[StopText] = []
-    seed: int | None = None
+    stop: StopText | Items[StopText] = []
+    seed: Integer | None = None
 
     def in_openai_form(self) -> dict[str, Any]:
         """Returns the same as fields of a request in OpenAI's form."""
@@ -34,7 +35,7 @@ class Options(BaseModel):
 class OllamaRequest(ClientRequest):
     """Fields that all requests for text share."""
 
-    model: str
+    model: Name
     stream: bool = True
     options: Options = Options()
     format: Literal[""] | None = None
@@ -61,7 +62,7 @@ class GenerateRequest(OllamaRequest):
     raw: bool = False
     """Whether the prompt is taken as it is. If not, it is a message in a chat, provided the model has a template."""
     suffix: Literal[""] = ""
-    images: Annotated[list[Any], Field(max_length=0)] = []
+    images: Nothing = []
 
     def as_completion(self) -> CompletionRequest:
         """Returns the request in OpenAI's form, for the text as it is."""
@@ -77,15 +78,15 @@ class GenerateRequest(OllamaRequest):
 class OllamaMessage(ChatMessage):
     """A message of a conversation; only text is supported."""
 
-    images: Annotated[list[Any], Field(max_length=0)] | None = None
-    tool_calls: Annotated[list[Any], Field(max_length=0)] | None = None
+    images: Nothing | None = None
+    tool_calls: Nothing | None = None
 
 
 class OllamaChatRequest(OllamaRequest):
     """A request to /api/chat."""
 
-    messages: list[OllamaMessage] = []
-    tools: Annotated[list[Any], Field(max_length=0)] = []
+    messages: Items[OllamaMessage] = []
+    tools: Nothing = []
 
     def as_chat(self) -> ChatRequest:
         """Returns the request in OpenAI's form."""
@@ -96,8 +97,8 @@ class OllamaChatRequest(OllamaRequest):
 class ShowRequest(BaseModel):
     """A request to /api/show."""
 
-    model: str = ""
-    name: str = ""
+    model: Name = ""
+    name: Name = ""
     """The older name of `model`."""
 
 
@@ -105,8 +106,8 @@ class EmbedRequest(BaseModel):
     """A request to /api/embed, or with `prompt` to the older /api/embeddings."""
 
     model_config = ConfigDict(extra="ignore")
-    model: str
-    input: str | list[str] = []
+    model: Name
+    input: str | Items[str] = []
     prompt: str = ""
 
 

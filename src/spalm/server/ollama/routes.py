@@ -10,6 +10,7 @@ from fastapi.responses import JSONResponse
 
 from spalm.generation import Model
 from spalm.server.answers import STREAMED, AnswerService, GenerationJob
+from spalm.server.http import JsonRoute
 from spalm.server.ollama.protocol import (
     EmbedRequest,
     GenerateRequest,
@@ -29,7 +30,7 @@ _VERSION = "0.12.0"
 
 def ollama_routes(model: Model, parser: RequestParser, queue: RequestQueue, service: AnswerService) -> APIRouter:
     """Returns the routes below /api that Ollama's clients use."""
-    routes = APIRouter(prefix="/api")
+    routes = APIRouter(prefix="/api", route_class=JsonRoute)
     name = with_tag(model.name)
     details = {
         "format": "spalm",
@@ -98,7 +99,7 @@ def ollama_routes(model: Model, parser: RequestParser, queue: RequestQueue, serv
     async def embedded(request: Request, wanted: str, texts: list[str]) -> tuple[list[list[float]], int]:
         parser.refuse_other_models(without_tag(wanted))
         async with queue.turn(request.receive) as turn:
-            tokens = await turn.prepare(lambda: parser.count_tokens_to_embed(texts))
+            _, tokens = await turn.prepare(lambda: parser.parse_embedding(texts))
             return await turn.run(lambda: [model.embed(text) for text in texts]), tokens
 
     async def answer(

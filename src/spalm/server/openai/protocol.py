@@ -8,19 +8,26 @@ import base64
 import struct
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StrictInt, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from spalm.corpus import Tokeniser
 from spalm.generation import Sampling
+from spalm.server.http.fields import LARGEST, Count, Integer, Items, Name, NoBiases, Nothing, TokenId
 
 _ALMOST_ZERO = 1e-4
 """Temperature below which the likeliest token is always taken."""
-_SEED_LIMIT = 1 << 63
 
 Zero = Annotated[float, Field(ge=0, le=0)]
 StopText = Annotated[str, Field(max_length=1000)]
 Prompt = str | list[int]
 """A text, or token ids."""
+Prompts = str | Items[TokenId] | Items[str] | Items[Items[TokenId]]
+"""A prompt, or a list of prompts."""
+
+
+def as_list(given: Any) -> list[Prompt]:
+    """Returns what was given as prompts as a list of prompts."""
+    one = isinstance(given, str) or not given or isinstance(given[0], int)
+    return [given] if one else list(given)
 
 
 class StreamOptions(BaseModel):
@@ -45,18 +52,18 @@ class ClientRequest(BaseModel):
 class GenerationRequest(ClientRequest):
     """Fields that requests for completions and for chat completions share."""
 
-    model: str | None = None
+    model: Name | None = None
     temperature: float = Field(default=1.0, ge=0, le=10)
     top_p: float = Field(default=1.0, gt=0, le=1)
-    top_k: int = Field(default=0, ge=0)
-    stop: StopText | Annotated[list[StopText], Field(max_length=16)] = []
-    seed: int | None = Field(default=None, ge=-_SEED_LIMIT, lt=_SEED_LIMIT)
-    n: int = Field(default=1, ge=1)
+    top_k: Count = 0
+    stop: StopText | Annotated[Items[StopText], Field(max_length=16)] = []
+    seed: Integer | None = None
+    n: int = Field(default=1, ge=1, le=LARGEST)
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
     frequency_penalty: Zero = 0
     presence_penalty: Zero = 0
-    logit_bias: dict[str, Zero] = {}
+    logit_bias: NoBiases = {}
     memory: bool = True
     """Whether the memory is used. This field is not OpenAI's."""
     cite: bool = False
@@ -78,11 +85,11 @@ class GenerationRequest(ClientRequest):
 class CompletionRequest(GenerationRequest):
     """A request to /v1/completions."""
 
-    prompt: str | list[StrictInt] | list[str] | list[list[StrictInt]] = ""
-    max_tokens: int | None = Field(default=None, ge=0)
+    prompt: Prompts = ""
+    max_tokens: Count | None = None
     logprobs: int | None = Field(default=None, ge=0, le=20)
     echo: bool = False
-    best_of: int | None = None
+    best_of: Integer | None = None
     suffix: Literal[""] = ""
 
     @model_validator(mode="after")
@@ -93,9 +100,7 @@ class CompletionRequest(GenerationRequest):
 
     def prompts(self) -> list[Prompt]:
         """Returns the prompts as a list."""
-        given: Any = self.prompt
-        one = isinstance(given, str) or not given or isinstance(given[0], int)
-        return [given] if one else list(given)
+        return as_list(self.prompt)
 
 
 class TextPart(BaseModel):
@@ -110,7 +115,7 @@ class ChatMessage(BaseModel):
 
     model_config = ConfigDict(extra="ignore")
     role: str
-    content: str | list[TextPart]
+    content: str | Items[TextPart]
 
     @property
     def text(self) -> str:
@@ -127,31 +132,29 @@ class ResponseFormat(BaseModel):
 class ChatRequest(GenerationRequest):
     """A request to /v1/chat/completions."""
 
-    messages: list[ChatMessage] = Field(min_length=1)
-    max_tokens: int | None = Field(default=None, ge=1)
-    max_completion_tokens: int | None = Field(default=None, ge=1)
+    messages: Items[ChatMessage] = Field(min_length=1)
+    max_tokens: int | None = Field(default=None, ge=1, le=LARGEST)
+    max_completion_tokens: int | None = Field(default=None, ge=1, le=LARGEST)
     """The newer name of max_tokens."""
     logprobs: bool = False
     top_logprobs: int = Field(default=0, ge=0, le=20)
     response_format: ResponseFormat | None = None
-    tools: Annotated[list[Any], Field(max_length=0)] = []
-    functions: Annotated[list[Any], Field(max_length=0)] = []
+    tools: Nothing = []
+    functions: Nothing = []
 
 
 class EmbeddingRequest(BaseModel):
     """A request to /v1/embeddings."""
 
     model_config = ConfigDict(extra="ignore")
-    model: str | None = None
-    input: str | list[StrictInt] | list[str] | list[list[StrictInt]]
+    model: Name | None = None
+    input: Prompts
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: None = None
 
-    def texts(self, tokeniser: Tokeniser) -> list[str]:
-        """Returns the texts; those given as token ids are decoded."""
-        given: Any = self.input
-        one = isinstance(given, str) or not given or isinstance(given[0], int)
-        return [each if isinstance(each, str) else tokeniser.decode(each) for each in ([given] if one else given)]
+    def prompts(self) -> list[Prompt]:
+        """Returns the texts or token ids as a list."""
+        return as_list(self.input)
 
     def encoded(self, vector: list[float]) -> list[float] | str:
         """Returns a vector in the form that was asked for."""

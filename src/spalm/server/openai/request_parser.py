@@ -1,4 +1,7 @@
-"""From requests to generation jobs. What cannot be done is refused before the request waits in the queue."""
+"""From requests to generation jobs. What cannot be done is refused before it waits for the model."""
+
+from collections.abc import Sequence
+from dataclasses import replace
 
 from spalm.generation import Model
 from spalm.server.answers import GenerationJob, TokenisedPrompt
@@ -30,15 +33,17 @@ class RequestParser:
             message = f"there is no model {name!r}; this server has {self._model.name!r}"
             raise RequestRefused(404, message, param="model", code="model_not_found")
 
-    def count_tokens_to_embed(self, texts: list[str]) -> int:
-        """Returns the number of tokens of all texts; refuses too many or too long ones."""
-        self._refuse_too_many(len(texts))
+    def parse_embedding(self, prompts: Sequence[Prompt]) -> tuple[list[str], int]:
+        """Returns the texts to be embedded and the number of their tokens; refuses too many or too long ones."""
+        self._refuse_too_many(len(prompts))
         tokeniser = self._model.tokeniser
+        given = [self._checked(prompt, "input") for prompt in prompts]
+        texts = [each if isinstance(each, str) else tokeniser.decode(each) for each in given]
         counts = [len(tokeniser.encode([text.encode()])[0]) for text in texts]
         if max(counts, default=0) > self.context:
             message = f"a text of {max(counts):,} tokens: {self.context:,} is the most"
             raise RequestRefused(400, message, param="input", code="context_length_exceeded")
-        return sum(counts)
+        return texts, sum(counts)
 
     def parse_completion(
         self, request: CompletionRequest, default_tokens: int | None = _DEFAULT_TOKENS
@@ -50,10 +55,11 @@ class RequestParser:
         self.refuse_other_models(request.model)
         given = request.prompts()
         self._refuse_too_many(len(given) * request.n)
-        prompts = [TokenisedPrompt.of(self._model.tokeniser, self._checked(prompt)) for prompt in given]
+        checked = [self._checked(prompt, "prompt") for prompt in given]
+        prompts = [TokenisedPrompt.of(self._model.tokeniser, prompt) for prompt in checked]
         room = self._room(max(len(prompt.tokens) for prompt in prompts), request.max_tokens, "prompt")
         count = min(default_tokens or room, room) if request.max_tokens is None else request.max_tokens
-        return GenerationJob(
+        job = GenerationJob(
             prompts=prompts,
             sampling=request.sampling(count) if count else None,
             n=request.n,
@@ -62,6 +68,7 @@ class RequestParser:
             use_memory=request.memory,
             cite=request.cite,
         )
+        return self._bounded(job, may_shorten=request.max_tokens is None)
 
     def parse_chat(self, request: ChatRequest) -> GenerationJob:
         """Returns the job of a request for a chat completion."""
@@ -70,10 +77,11 @@ class RequestParser:
             message = f"{self._model.name} has no chat template; use /v1/completions"
             raise RequestRefused(400, message, code="no_chat_template")
         self._refuse_too_many(request.n)
+        self._refuse_too_long(sum(len(message.text.encode()) for message in request.messages), "messages")
         prompt = self._chat.prompt(self._model.tokeniser, request.messages)
         count = request.max_completion_tokens or request.max_tokens
         room = self._room(len(prompt.tokens), count, "messages")
-        return GenerationJob(
+        job = GenerationJob(
             prompts=[prompt],
             sampling=request.sampling(count or room),
             n=request.n,
@@ -81,17 +89,43 @@ class RequestParser:
             use_memory=request.memory,
             cite=request.cite,
         )
+        return self._bounded(job, may_shorten=count is None)
 
-    def _checked(self, prompt: Prompt) -> Prompt:
-        """Returns a prompt; refuses token ids that are not in the vocabulary, and invalid Unicode."""
+    def _bounded(self, job: GenerationJob, *, may_shorten: bool) -> GenerationJob:
+        """Returns a job whose answers have a bounded size, if need be with shorter ones; refuses what is too much."""
+        most, answers = self._limits.listed_tokens, len(job.prompts) * job.n
+        if job.listed_tokens <= most:
+            return job
+        room = (most // (1 + (job.likely or 0)) - (job.n * job.prompt_tokens if job.echo else 0)) // answers
+        if may_shorten and job.sampling is not None and room > 0:
+            return replace(job, sampling=job.sampling.model_copy(update={"max_tokens": room}))
+        message = (
+            f"{answers} answers would list {job.listed_tokens:,} tokens, likely ones included: {most:,} is the most"
+        )
+        raise RequestRefused(400, f"{message}; ask for fewer (n, max_tokens, logprobs, echo)", param="max_tokens")
+
+    def _refuse_too_long(self, size: int, param: str) -> None:
+        """Refuses a text of `size` bytes that cannot be meant for the context; tokenising it would take long."""
+        most = self.context * self._limits.token_bytes
+        if size > most:
+            message = (
+                f"{param}: a text of {size:,} bytes; for a context of {self.context:,} tokens {most:,} is the most"
+            )
+            raise RequestRefused(400, message, param=param, code="context_length_exceeded")
+
+    def _checked(self, prompt: Prompt, param: str) -> Prompt:
+        """Returns a prompt; refuses what is too long, token ids that are not in the vocabulary, and invalid Unicode."""
         if isinstance(prompt, str):
-            prompt.encode()
+            self._refuse_too_long(len(prompt.encode()), param)
             return prompt
+        if len(prompt) > self.context:
+            message = f"{param}: {len(prompt):,} tokens; {self.context:,} is the most"
+            raise RequestRefused(400, message, param=param, code="context_length_exceeded")
         size = self._model.tokeniser.size
         wrong = [token for token in prompt if not 0 <= token < size]
         if wrong:
-            message = f"prompt: there is no token {wrong[0]}; the vocabulary has {size:,}"
-            raise RequestRefused(400, message, param="prompt")
+            message = f"{param}: there is no token {wrong[0]}; the vocabulary has {size:,}"
+            raise RequestRefused(400, message, param=param)
         return prompt
 
     def _refuse_too_many(self, answers: int) -> None:

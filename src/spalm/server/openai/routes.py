@@ -8,6 +8,7 @@ from fastapi import APIRouter, Request, Response
 
 from spalm.generation import Model
 from spalm.server.answers import STREAMED, AnswerService, GenerationJob
+from spalm.server.http import JsonRoute
 from spalm.server.openai.protocol import ChatRequest, CompletionRequest, EmbeddingRequest, GenerationRequest
 from spalm.server.openai.request_parser import RequestParser
 from spalm.server.openai.responses import ChatResponse, CompletionResponse
@@ -16,7 +17,7 @@ from spalm.server.queue import RequestQueue
 
 def openai_routes(model: Model, parser: RequestParser, queue: RequestQueue, service: AnswerService) -> APIRouter:
     """Returns the routes below /v1."""
-    routes = APIRouter(prefix="/v1")
+    routes = APIRouter(prefix="/v1", route_class=JsonRoute)
     description = {"id": model.name, "object": "model", "created": int(time.time()), "owned_by": "spalm"}
 
     @routes.get("/models")
@@ -40,8 +41,7 @@ def openai_routes(model: Model, parser: RequestParser, queue: RequestQueue, serv
     async def embeddings(body: EmbeddingRequest, request: Request) -> dict[str, Any]:
         parser.refuse_other_models(body.model)
         async with queue.turn(request.receive) as turn:
-            texts = await turn.prepare(lambda: body.texts(model.tokeniser))
-            tokens = await turn.prepare(lambda: parser.count_tokens_to_embed(texts))
+            texts, tokens = await turn.prepare(lambda: parser.parse_embedding(body.prompts()))
             vectors = await turn.run(lambda: [model.embed(text) for text in texts])
         found = [
             {"object": "embedding", "index": number, "embedding": body.encoded(vector)}

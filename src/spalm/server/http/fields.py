@@ -1,0 +1,37 @@
+"""Types of the fields of requests. Checking them takes little time and memory, whatever a client sends.
+
+A list is checked up to its first wrong item, and a number fits 64 bits.
+"""
+
+from typing import Annotated, Any, TypeVar
+
+from pydantic import AfterValidator, Field
+
+LARGEST = 2**31 - 1
+"""Highest number that fields for counts and places take."""
+_SIGNED = 2**63
+T = TypeVar("T")
+
+Count = Annotated[int, Field(ge=0, le=LARGEST)]
+"""A number of things, or a place in a list."""
+Integer = Annotated[int, Field(ge=-_SIGNED, lt=_SIGNED)]
+"""An integer of 64 bits."""
+TokenId = Annotated[int, Field(strict=True, ge=-_SIGNED, lt=_SIGNED)]
+"""Number of a token; whether the vocabulary has it is checked later."""
+Name = Annotated[str, Field(max_length=1000)]
+"""A name, such as that of a model."""
+Items = Annotated[list[T], Field(fail_fast=True)]
+"""A list, whose check ends with the first wrong item."""
+Nothing = Annotated[list[Any], Field(max_length=0, fail_fast=True)]
+"""A list of something that is not supported: it must be empty."""
+
+
+def _all_zero(biases: dict[str, Any]) -> dict[str, Any]:
+    for token, bias in biases.items():
+        if bias != 0:
+            raise ValueError(f"the bias of token {token[:20]!r} is not 0; biases are not supported")
+    return biases
+
+
+NoBiases = Annotated[dict[str, Any], AfterValidator(_all_zero)]
+"""Biases of tokens, which are not supported: all must be 0. They are checked up to the first that is not."""
