@@ -157,7 +157,10 @@ def test_a_hole_in_the_place_of_a_description_is_not_read(tmp_path):
         (tmp_path / name).write_text("{}")
         sum_up(tmp_path, [name])
         os.truncate(tmp_path / name, 1 << 42)
-        for use in (lambda name=name: refuse_changed(tmp_path, [name], ""), lambda: verify_directory(tmp_path).summary()):
+        for use in (
+            lambda name=name: refuse_changed(tmp_path, [name], ""),
+            lambda: verify_directory(tmp_path).summary(),
+        ):
             with pytest.raises(DamagedError, match="more than"):
                 use()
         (tmp_path / name).unlink()

@@ -53,4 +53,3 @@ def test_commands_meet_a_flipped_bit_with_a_line_or_an_answer(
             for use in random.choice(len(uses), 3, replace=False).tolist():
                 commands.run(uses[use], tmp_path, what)
     shutil.rmtree(tmp_path)
-

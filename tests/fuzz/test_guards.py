@@ -35,9 +35,12 @@ def test_what_is_written_elsewhere_is_noted(monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(inside)
     (inside / "link").symlink_to(tmp_path)
     for name, made in (("own", False), ("../other", True), ("link/another", True)):
-        found = carried_out(monkeypatch, capsys, inside, lambda _, name=name: (inside / name).write_text("") and 0 or 0)
+        found = carried_out(monkeypatch, capsys, inside, lambda _, name=name: (inside / name).write_text(""))
         assert ("outside" in found) == made, name
-    for change in (lambda _: (tmp_path / "other").unlink() or 0, lambda _: (inside / "own").rename(tmp_path / "x") and 0):
+    for change in (
+        lambda _: (tmp_path / "other").unlink() or 0,
+        lambda _: (inside / "own").rename(tmp_path / "x") and 0,
+    ):
         assert [*carried_out(monkeypatch, capsys, inside, change)] == ["outside"]
 
 

@@ -44,7 +44,7 @@ class Tally:
     def note(self, kind: str, about: str) -> None:
         """Notes something that went wrong."""
         assert kind in COUNTED
-        self.problems.setdefault(kind, []).append(about[:4000])
+        self.problems.setdefault(kind, []).append(about[:20_000])
 
     @contextmanager
     def trying(self, what: str) -> Iterator[None]:
@@ -106,7 +106,7 @@ class _Writes:
 
     @contextmanager
     def outside(self, *folders: Path) -> Iterator[list[str]]:
-        """Collects the paths that are changed outside of some folders, and of those that libraries have for themselves."""
+        """Collects the paths that are changed outside of some folders and of those that libraries use for themselves."""
         if not self._installed:
             sys.addaudithook(self._hook)  # it cannot be taken away again
             self._installed = True

@@ -26,7 +26,14 @@ GOOD: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": "ka1", "max_tokens": 3, "logprobs": 2, "echo": True, "best_of": 1, **SAMPLING},
     "/v1/chat/completions": {"messages": MESSAGES, "max_tokens": 3, "logprobs": True, "top_logprobs": 2, **SAMPLING},
     "/v1/embeddings": {"input": "ka1", "encoding_format": "float", "dimensions": None},
-    "/api/generate": {"model": "tiny", "prompt": "ka1", "system": "x", "raw": True, "stream": False, "options": OPTIONS},
+    "/api/generate": {
+        "model": "tiny",
+        "prompt": "ka1",
+        "system": "x",
+        "raw": True,
+        "stream": False,
+        "options": OPTIONS,
+    },
     "/api/chat": {"model": "tiny", "messages": MESSAGES, "stream": False, "options": OPTIONS},
     "/api/embed": {"model": "tiny", "input": ["ka1"]},
     "/api/embeddings": {"model": "tiny", "prompt": "ka1"},
@@ -91,12 +98,18 @@ def raw_request(random: np.random.Generator) -> bytes:
         case 3:
             version = bytes(random.choice([b"HTTP/0.9", b"HTTP/9.9", b"", b"HTTP/1.1 x", b"HTTPS/1.1", b"HTTP/1.0"]))
         case 4:
-            headers = [host, json_type, b"Content-Length: " + bytes(random.choice([b"-1", b"x", b"9" * 30, b"1e3", b""]))]
+            headers = [
+                host,
+                json_type,
+                b"Content-Length: " + bytes(random.choice([b"-1", b"x", b"9" * 30, b"1e3", b""])),
+            ]
         case 5:
             headers.append(b"Content-Length: 5")
         case 6:
             headers = [host, json_type, b"Transfer-Encoding: chunked"]
-            body = bytes(random.choice([b"zz\r\n", b"5\r\nabc", b"f" * 40 + b"\r\n", b"-1\r\n\r\n", b"0\r\n\r\n", b"5;" * 9]))
+            body = bytes(
+                random.choice([b"zz\r\n", b"5\r\nabc", b"f" * 40 + b"\r\n", b"-1\r\n\r\n", b"0\r\n\r\n", b"5;" * 9])
+            )
         case 7:
             headers += [b"Transfer-Encoding: chunked"]
         case 8:
@@ -104,28 +117,43 @@ def raw_request(random: np.random.Generator) -> bytes:
         case 9:
             headers += [b"X-%d: 1" % number for number in range(int(random.integers(1, 5000)))]
         case 10:
-            headers = [bytes(random.choice([b"", b"Host: evil.example", b"Host: a\0b", b"Host:", b"Host: [", b"Host: \xff"]))]
+            headers = [
+                bytes(random.choice([b"", b"Host: evil.example", b"Host: a\0b", b"Host:", b"Host: [", b"Host: \xff"]))
+            ]
             headers += [json_type, length]
         case 11:
             headers.append(random.bytes(40))
         case 12:
-            headers.append(b"Authorization: " + bytes(random.choice([b"Basic ####", b"Bearer \xff", b"Basic " + b"A" * 9999])))
+            headers.append(
+                b"Authorization: " + bytes(random.choice([b"Basic ####", b"Bearer \xff", b"Basic " + b"A" * 9999]))
+            )
         case 13:
             body = random.bytes(len(body))
         case 14:
-            body = bytes(random.choice([b"[" * 60_000, b"{" * 9, b"9" * 5000, b'{"prompt":' + b"9" * 4299, b"NaN", b'"\\ud800"']))
+            body = bytes(
+                random.choice([b"[" * 60_000, b"{" * 9, b"9" * 5000, b'{"prompt":' + b"9" * 4299, b"NaN", b'"\\ud800"'])
+            )
             headers = [host, json_type, b"Content-Length: %d" % len(body)]
         case 15:
-            headers[1] = b"Content-Type: " + bytes(random.choice([b"text/plain", b"", b"application/json; charset=utf-16", b"\xff"]))
+            headers[1] = b"Content-Type: " + bytes(
+                random.choice([b"text/plain", b"", b"application/json; charset=utf-16", b"\xff"])
+            )
         case 16:
-            headers += [b"Upgrade: websocket", b"Connection: Upgrade", b"Sec-WebSocket-Key: x", b"Sec-WebSocket-Version: 13"]
+            headers += [
+                b"Upgrade: websocket",
+                b"Connection: Upgrade",
+                b"Sec-WebSocket-Key: x",
+                b"Sec-WebSocket-Version: 13",
+            ]
             method = b"GET"
         case 17:
             headers += [b"Expect: 100-continue", b"Origin: http://evil.example", b"X-Forwarded-For: \xff"]
         case 18:
             return random.bytes(int(random.integers(1, 3000)))
         case _:
-            target = path.encode() + bytes(random.choice([b"/../../etc/passwd", b"/%2e%2e/%2e%2e", b"%00", b"//", b";x", b"%ff%fe", b"/" * 9000]))
+            target = path.encode() + bytes(
+                random.choice([b"/../../etc/passwd", b"/%2e%2e/%2e%2e", b"%00", b"//", b";x", b"%ff%fe", b"/" * 9000])
+            )
             method, body, headers = b"GET", b"", [host]
     request = b"\r\n".join([b" ".join([method, target, version]), *headers, b"", body])
     return request[: int(random.integers(1, len(request) + 1))] if random.integers(5) == 0 else request

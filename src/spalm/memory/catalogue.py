@@ -196,7 +196,9 @@ class Catalogue:
                 problems = [row[0] for row in connection.execute("PRAGMA integrity_check")]
             if problems != ["ok"]:
                 raise damaged(self.path)
-        elif not self._has_its_length() or f"{digest_of_file(self.path)}\n" != read_text(self.directory / _DIGEST, 1 << 10):
+        elif not self._has_its_length() or f"{digest_of_file(self.path)}\n" != read_text(
+            self.directory / _DIGEST, 1 << 10
+        ):
             raise damaged(self.path)
 
 

@@ -16,7 +16,7 @@ StreamForm = Literal["events", "ndjson"]
 """Form of a stream: server-sent events, as OpenAI's clients expect, or a line of JSON each, as Ollama's do."""
 _MEDIA_TYPES: dict[StreamForm, str] = {"events": "text/event-stream", "ndjson": "application/x-ndjson"}
 STREAMED: dict[StreamForm, dict[int | str, dict[str, Any]]] = {
-    form: {200: {"content": {media_type: {"schema": {"type": "string"}}}}} for form, media_type in _MEDIA_TYPES.items()
+    form: {200: {"content": {media_type: {}}}} for form, media_type in _MEDIA_TYPES.items()
 }
 """What the description of a path in OpenAPI's form says of its streams."""
 _SEND_SECONDS = 30

@@ -69,7 +69,7 @@ class GuardMiddleware:
             raise _Refused(403, "a page of another site sent this request; only pages of this server may")
         if method not in _WITH_BODY:
             return
-        if not _is_json(headers.get("content-type", "")):
+        if method == "POST" and not _is_json(headers.get("content-type", "")):  # no path takes the others
             raise _Refused(415, "send JSON, with the header Content-Type: application/json")
         length = headers.get("content-length", "")
         if length.isdecimal() and (len(length) > 18 or int(length) > self._limits.body_bytes):
