@@ -42,8 +42,10 @@ CLIENTS, SLOW, BROKEN = 32, 4, 4
 DOCUMENTS = "/memory/documents"
 BROKEN_NAME = "broken client"
 """Beginning of the names of documents whose clients do not wait: they may be there or not."""
-_GROWTH, _MORE_BYTES, _MORE_FILES = 1.25, 64 << 20, 16
-"""What counts as bounded: the last quarter has at most so many times the memory of the second one, and so much more."""
+_GROWTH, _MORE_BYTES = 1.25, 64 << 20
+"""Memory is bounded if the last quarter has at most so many times that of the second one, and so much more."""
+_MOST_FILES = 512
+"""Open files are bounded if there are at most so many: connections, and mapped files of the memory."""
 
 
 class Client(threading.Thread):
@@ -219,13 +221,19 @@ class Usage:
     bytes: int
     """Memory of its own, without files that are mapped."""
     files: int
+    sockets: int
+    """Number of the open files that are sockets."""
 
     @classmethod
     def of(cls, pid: int) -> "Usage":
         """Returns what a process uses at present."""
         status = Path(f"/proc/{pid}/status").read_text()
         anonymous = next(line for line in status.splitlines() if line.startswith("RssAnon:"))
-        return cls(int(anonymous.split()[1]) << 10, sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir()))
+        files = []
+        for path in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(OSError):  # it has been closed
+                files.append(str(path.readlink()))
+        return cls(int(anonymous.split()[1]) << 10, len(files), sum(each.startswith("socket:") for each in files))
 
 
 class Watch(threading.Thread):
@@ -247,7 +255,20 @@ class Watch(threading.Thread):
         """Returns the most that was used in each quarter of the time."""
         size = max(1, len(self.seen) // 4)
         parts = [self.seen[start : start + size] for start in range(0, 4 * size, size)]
-        return [Usage(max(each.bytes for each in part), max(each.files for each in part)) for part in parts if part]
+        return [_most(part) for part in parts if part]
+
+
+def _most(seen: list[Usage]) -> Usage:
+    numbers = [(each.bytes, each.files, each.sockets) for each in seen]
+    return Usage(*map(max, zip(*numbers)))
+
+
+def sockets_left(pid: int, before: Usage) -> int:
+    """Returns how many sockets a server has more than `before`, as soon as it is none; at the latest after a while."""
+    deadline = time.monotonic() + PATIENCE
+    while (left := Usage.of(pid).sockets - before.sockets) > 0 and time.monotonic() < deadline:
+        time.sleep(0.2)
+    return max(0, left)
 
 
 def texts_held(folder: Path) -> dict[str, int]:
@@ -295,6 +316,7 @@ def soak(address: str, pid: int, seconds: float, most: int = 8) -> tuple[dict[st
         "acts_of_hostile_clients": sum(each.count for each in hostile),
         "bytes": {"before": before.bytes, "quarters": [each.bytes for each in quarters]},
         "files": {"before": before.files, "quarters": [each.files for each in quarters]},
+        "sockets": {"quarters": [each.sockets for each in quarters], "left": sockets_left(pid, before)},
         "bounded": is_bounded(quarters),
         "lost": len(expected.keys() - found.keys()),
         "resurrected": len(found.keys() - expected.keys()),
@@ -305,10 +327,10 @@ def soak(address: str, pid: int, seconds: float, most: int = 8) -> tuple[dict[st
 
 
 def is_bounded(quarters: list[Usage]) -> bool:
-    """Returns whether the last quarter used about as much as the second."""
+    """Returns whether memory does not grow from the second quarter on, and files are never too many."""
     second, last = quarters[min(1, len(quarters) - 1)], quarters[-1]
-    memory = last.bytes <= _GROWTH * second.bytes + _MORE_BYTES
-    return memory and last.files <= _GROWTH * second.files + _MORE_FILES
+    files = max(each.files for each in quarters)
+    return last.bytes <= _GROWTH * second.bytes + _MORE_BYTES and files <= _MOST_FILES
 
 
 def make_model(folder: Path) -> Path:
@@ -367,6 +389,7 @@ def main() -> None:
         with served(folder) as (_, address):
             figures |= {"same_on_disk": on_disk == expected, "same_after_restart": listed(address) == expected}
     good = figures["bounded"] and figures["same_on_disk"] and figures["same_after_restart"] and not figures["wrong"]
+    good = good and not figures["sockets"]["left"]
     figures["passed"] = bool(good and not figures["lost"] and not figures["resurrected"])
     write_json(given.out, figures)
     print_json(figures)

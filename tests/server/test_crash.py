@@ -107,7 +107,8 @@ def test_a_short_soak(attached_folder, tmp_path):
     assert figures["wrong"] == []
     assert (figures["lost"], figures["resurrected"], figures["health"]) == (0, 0, "ok")
     assert figures["acts_of_hostile_clients"] > 0
-    assert max(figures["files"]["quarters"]) < 256 + 128
+    assert figures["bounded"]
+    assert figures["sockets"]["left"] == 0
     assert before.items() <= expected.items()
     assert {name: count for name, count in texts_held(folder).items() if name in expected} == expected
 
