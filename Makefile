@@ -7,6 +7,7 @@
 # make audit   look up known vulnerabilities of every package in locks/ (needs the index that pypi.org runs)
 # make sbom    write dist/sbom.json, the list of these packages, in CycloneDX's form
 # make lock    resolve the packages anew: locks/*.txt, with hashes; UPGRADE=1 takes the newest releases
+# make soak    serve 32 clients, slow and broken ones among them, for ten minutes; writes runs/bench/soak.json
 # make bench   run every benchmark; each writes runs/bench/NAME.json
 
 PYTHON ?= python3
@@ -27,7 +28,7 @@ TOOLS := $(VENV)-release
 PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 BENCHMARKS := attach training neighbours spalm ray disk plan exact generation serving
 
-.PHONY: setup lock audit sbom demo lint quick-tests check test fuzz docs bench $(addprefix bench-,$(BENCHMARKS)) clean
+.PHONY: setup lock audit sbom demo lint quick-tests check test fuzz docs soak bench $(addprefix bench-,$(BENCHMARKS)) clean
 
 setup: $(READY)
 
@@ -109,6 +110,9 @@ fuzz: $(READY)
 
 docs: $(READY)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+soak: $(READY)
+	PYTHONPATH=tests $(BIN)/python benchmarks/soak.py --out runs/bench/soak.json $(ARGS)
 
 bench: $(addprefix bench-,$(BENCHMARKS))
 

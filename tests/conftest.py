@@ -33,6 +33,10 @@ torch.set_num_threads(1)  # the tensors here are tiny: a second thread only wait
 
 
 LONGEST = (
+    "fuzz/test_openapi.py",
+    "fuzz/test_kills.py",
+    "fuzz/test_flips.py",
+    "fuzz/test_hostile_files.py",
     "server/explorer/test_page.py",
     "compute/test_ray_commands.py",
     "compute/test_ray_engine.py",

@@ -8,6 +8,7 @@ import io
 import json
 import os
 import re
+import resource
 import secrets
 import shutil
 import stat
@@ -28,6 +29,8 @@ _LEFTOVER = re.compile(r"(.+?)(\.[0-9a-f]{8,16})?" + re.escape(TEMPORARY))
 MOST_TEXT = 1 << 30
 """Largest number of bytes of a file that is read as a whole."""
 _LONGEST_NAME = 255
+_MANY_FILES = 1 << 20
+"""Number of open files that stands for no limit."""
 
 
 def is_plain_name(name: Any) -> bool:
@@ -210,3 +213,9 @@ def child(folder: Path, name: str) -> Path:
     if path.is_symlink() and not path.resolve().is_relative_to(folder.resolve()):
         raise InputError(f"{path} is a symbolic link that leads out of {folder}; put the file itself there")
     return path
+
+
+def most_open_files() -> int:
+    """Returns how many files this process may have open at a time."""
+    found, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return _MANY_FILES if found == resource.RLIM_INFINITY else found

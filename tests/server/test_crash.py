@@ -7,12 +7,11 @@ import signal
 import threading
 import time
 from collections import Counter
-from pathlib import Path
 
 import httpx
 import pytest
 
-from spalm.memory import Memory
+from soak import Client, soak, texts_held
 from spalm.server import Limits
 from support.servers import (
     PATIENCE,
@@ -35,83 +34,6 @@ ROUNDS = 6
 """Number of times that clients come; on a busy machine the first may all be refused."""
 CLIENTS = 32
 DOCUMENTS = "/memory/documents"
-
-
-def texts_held(folder: Path) -> dict[str, int]:
-    """Documents and their entries, as they are on disk: checked byte by byte."""
-    memory = Memory(folder / "memory")
-    memory.verify()
-    entries = memory.entries()
-    assert len(entries.tokens(0, len(entries))) == len(entries.keys(0, len(entries))) == len(entries)
-    held = entries.live_documents
-    assert int(held.entries.sum()) == len(entries)
-    assert len(set(held.names)) == len(held)
-    return dict(zip(held.names, held.entries.tolist()))
-
-
-class Client(threading.Thread):
-    """Adds, deletes and asks at random, and notes what was acknowledged. Documents of its own only."""
-
-    def __init__(self, number: int, address: str, until: float):
-        super().__init__(daemon=True)
-        self.number, self.address, self.until = number, address, until
-        self.held: dict[str, int] = {}
-        self.gone: set[str] = set()
-        self.unsure: set[str] = set()
-        """Asked for when the server died: done or not."""
-        self.statuses: Counter[tuple[str, int]] = Counter()
-        self.wrong: list[str] = []
-
-    def run(self) -> None:
-        chance = random.Random(self.number)
-        with httpx.Client(base_url=self.address, timeout=PATIENCE) as client:
-            for turn in range(1_000_000):
-                if time.monotonic() > self.until:
-                    return
-                name = f"client {self.number}/../{turn}"
-                try:
-                    self._act(client, chance, name)
-                except httpx.HTTPError as error:
-                    self.wrong.append(repr(error))
-                    return
-
-    def _act(self, client: httpx.Client, chance: random.Random, name: str) -> None:
-        match chance.choice(["add", "add", "delete", "complete", "stream", "list", "explain"]):
-            case "add":
-                self.unsure.add(name)
-                words = " ".join(f"ka{chance.randrange(30)}" for _ in range(chance.randrange(1, 40)))
-                found = client.post(DOCUMENTS, json={"name": name, "text": words})
-                self._note("add", found, 201)
-                if found.status_code == 201:
-                    self.held[name] = found.json()["entries"]
-                self.unsure.discard(name)
-            case "delete" if self.held:
-                name = chance.choice(sorted(self.held))
-                self.unsure.add(name)
-                found = client.delete(DOCUMENTS, params={"name": name})
-                self._note("delete", found, 200)
-                if found.status_code == 200:
-                    del self.held[name]
-                    self.gone.add(name)
-                self.unsure.discard(name)
-            case "complete" | "stream" as what:
-                asked = {"prompt": "ka1 lo2", "max_tokens": chance.randrange(1, 6), "stream": what == "stream"}
-                found = client.post("/v1/completions", json=asked)
-                self._note(what, found, 200)
-                if what == "stream" and found.status_code == 200 and not found.text.endswith("data: [DONE]\n\n"):
-                    self.wrong.append(found.text)
-            case "list":
-                found = client.get(DOCUMENTS, params={"containing": f"client {self.number}/"})
-                self._note("list", found, 200, may_be_refused=False)
-                if {each["name"]: each["entries"] for each in found.json()["documents"]} != self.held:
-                    self.wrong.append(f"{found.json()} instead of {self.held}")
-            case "explain":
-                self._note("explain", client.post("/explain", json={"text": "ka1 lo2", "position": 1}), 200)
-
-    def _note(self, what: str, found: httpx.Response, right: int, may_be_refused: bool = True) -> None:
-        self.statuses[what, found.status_code] += 1
-        if found.status_code != right and not (may_be_refused and found.status_code == 429):
-            self.wrong.append(f"{what}: {found.status_code} {found.text}")
 
 
 def test_many_clients_at_once(attached_folder, tmp_path, capsys):
@@ -173,6 +95,22 @@ def test_a_kill_loses_nothing_that_was_acknowledged(attached_folder, tmp_path):
         added = httpx.post(f"{address}{DOCUMENTS}", json={"name": "after", "text": "ka1 lo2"}, timeout=PATIENCE)
         assert added.status_code == 201
     assert texts_held(folder) == found | {"after": added.json()["entries"]}
+
+
+def test_a_short_soak(attached_folder, tmp_path):
+    """`make soak` in small: slow and broken clients among the others."""
+    folder = copied(attached_folder, tmp_path / "tiny")
+    before = texts_held(folder)
+    with in_process(folder) as (process, address):
+        expected, figures = soak(address, process.pid, SECONDS, most=3)
+        assert "Traceback" not in process.errors()
+    assert figures["wrong"] == []
+    assert (figures["lost"], figures["resurrected"], figures["health"]) == (0, 0, "ok")
+    assert figures["acts_of_hostile_clients"] > 0
+    assert figures["bounded"]
+    assert figures["sockets"]["left"] == 0
+    assert before.items() <= expected.items()
+    assert {name: count for name, count in texts_held(folder).items() if name in expected} == expected
 
 
 def test_a_document_whose_client_left_is_not_finished(attached_folder, tmp_path):

@@ -106,7 +106,7 @@ class _Writes:
 
     @contextmanager
     def outside(self, *folders: Path) -> Iterator[list[str]]:
-        """Collects the paths that are changed outside of some folders and of those that libraries use for themselves."""
+        """Collects the paths that are changed outside of some folders, and of those that libraries use."""
         if not self._installed:
             sys.addaudithook(self._hook)  # it cannot be taken away again
             self._installed = True

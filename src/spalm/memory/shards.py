@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Int
 
 from spalm.errors import DamagedError, InputError
-from spalm.files import child, remove_leftovers, write_atomically
+from spalm.files import child, most_open_files, remove_leftovers, write_atomically
 
 Column = Literal["keys", "tokens"]
 """Name of one of a shard's two files."""
@@ -25,6 +25,8 @@ SHARD_BYTES = 64 << 20
 one for each worker."""
 NO_KEYS = ""
 """What the catalogue has in place of a digest for a shard whose entries have no keys."""
+_MOST_MAPPED = 256
+"""Highest number of files that stay mapped."""
 _SHARD_FILE = re.compile(r"(\d{8,})\.(?:keys|tokens)")
 """Name of a shard's file."""
 
@@ -36,8 +38,8 @@ class Shards:
         self.folder, self.width, self.vocabulary = folder, width, vocabulary
         self.formats: dict[Column, tuple[str, tuple[int, ...]]] = {"keys": ("<f2", (width,)), "tokens": ("<i4", ())}
         """Type of each column's numbers, and shape of a row."""
-        self.mapped = lru_cache(maxsize=256)(self._map)
-        """Returns a shard's file as a memory-mapped array; the last ones used stay mapped."""
+        self.mapped = lru_cache(maxsize=min(_MOST_MAPPED, most_open_files() // 4))(self._map)
+        """Returns a shard's file as a memory-mapped array; the last ones used stay mapped, and so open."""
 
     def __reduce__(self) -> tuple:
         """Pickles only the path and the sizes: another process opens the files itself."""

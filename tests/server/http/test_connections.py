@@ -10,7 +10,6 @@ import pytest
 from fastapi import FastAPI, Response
 
 from spalm.server import Limits
-from spalm.server.http.connections import BACKLOG
 from spalm.server.http.log import BoundedLogHandler, bounded_log
 from spalm.server.queue import RequestQueue
 from support.servers import in_process, in_thread, wait_until
@@ -110,13 +109,6 @@ def test_an_answer_that_is_not_read_is_not_kept():
         connections = app.state.server.server_state.connections
         wait_until(lambda: len(connections) == 1)
         wait_until(lambda: len(connections) == 0)
-
-
-def test_the_accepted_at_a_time_fit_beside_the_limit():
-    """asyncio accepts up to BACKLOG connections at a time, before any of them is counted."""
-    from spalm.server.http import connections
-
-    assert 3 * BACKLOG < connections._RESERVED
 
 
 def test_the_log_is_bounded_and_plain(capsys):

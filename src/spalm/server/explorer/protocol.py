@@ -13,7 +13,7 @@ from spalm.server.http.fields import Count, Integer, Items
 class CorpusPlace(BaseModel):
     """A passage of the corpus."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config = ConfigDict(extra="forbid")
     split: HeldOut
     document: Count
     offset: Count = 0
@@ -23,7 +23,7 @@ class CorpusPlace(BaseModel):
 class PassageRequest(BaseModel):
     """A passage, either `text` or `place`, and what is switched off in the memory."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config = ConfigDict(extra="forbid")
     text: str | None = None
     place: CorpusPlace | None = None
     entries_off: Annotated[Items[Integer], Field(max_length=100_000)] = []

@@ -1,20 +1,19 @@
 """Connections: how many may be open, and how long a client may keep one without saying what it wants."""
 
 import asyncio
-import resource
 from collections.abc import Iterable
 
 import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from spalm.files import most_open_files
 from spalm.server.limits import Limits
 
 BACKLOG = 32
 """Number of connections that may wait to be accepted, and that are accepted at a time."""
-_RESERVED = 128
-"""Number of open files that are left for the model, for its memory, and for connections that are not counted yet."""
 _FEWEST = 8
+"""Number of connections that there may be in any case."""
 _HEADER_BYTES = 1 << 15
 """Highest number of bytes of headers that arrive in pieces."""
 _BUSY = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
@@ -97,7 +96,8 @@ def end_overdue(connections: Iterable) -> None:
 
 
 def _most_connections(limits: Limits) -> int:
-    """Returns how many connections may be open, by the limits and by the system's limit on open files."""
-    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    room = limits.connections if files == resource.RLIM_INFINITY else max(_FEWEST, files - _RESERVED)
-    return min(limits.connections, room)
+    """Returns how many connections may be open: a quarter of the open files that the system allows, at most.
+
+    The rest is for the memory, and for connections that are accepted but not counted yet.
+    """
+    return min(limits.connections, max(_FEWEST, most_open_files() // 4))
