@@ -20,6 +20,7 @@ def parts_of(files: list[Path], part: int, count: int) -> list[Path]:
     return files[part :: PARTS if count > 1 else 1] * count
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("which", ["run_folder", "attached_copy"])
 def test_every_flipped_bit_is_found(which, request, random, part, amount, tally: Tally):
     folder = request.getfixturevalue(which)

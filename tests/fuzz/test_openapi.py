@@ -37,6 +37,7 @@ def described(app: FastAPI) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_every_check_of_schemathesis(app, part, amount, tally: Tally, tmp_path):
     """The first part tries the borders of every field; the second tries random requests, and requests in a row."""
     (tmp_path / "openapi.json").write_text(json.dumps(described(app)))
