@@ -28,7 +28,7 @@ def test_every_flipped_bit_is_found(which, request, random, part, amount, tally:
     assert not whole.damaged
     assert not whole.unchecked
     assert "every byte is as it was written" in whole.summary()
-    for number, path in enumerate(parts_of(files_of(folder), part, amount(1, 4))):
+    for number, path in enumerate(parts_of(files_of(folder), part, amount(1, 2))):
         inner = folder / "memory" if path.is_relative_to(folder / "memory") else path.parent
         with flipped(path, random, near_start=bool(number % 2)) as what, tally.trying(what):
             if not verify_directory(folder if number % 8 == 0 else inner).damaged:
@@ -43,7 +43,7 @@ def test_commands_meet_a_flipped_bit_with_a_line_or_an_answer(
     """Half of the folders have no lists of digests, as if earlier versions had made them."""
     folder = request.getfixturevalue(which)
     (tmp_path / "new.txt").write_text("ka1 lo3 mi4 .\n" * 20)
-    for number in range(amount(6, 24)):
+    for number in range(amount(6, 8)):
         copy = replaced_by_copy(folder, tmp_path / which)
         for path in list(copy.rglob(SUMS)) if number % 2 else []:
             path.unlink()

@@ -73,7 +73,7 @@ def test_memories_that_were_made_to_harm(memory, random, amount, commands: Comma
 def test_runs_and_models_that_were_made_to_harm(which, request, random, amount, commands: Commands, victim, tmp_path):
     folder = request.getfixturevalue(which)
     (tmp_path / "new.txt").write_text("ka1 lo3 mi4 .\n" * 20)
-    for _ in range(amount(5, 15)):
+    for _ in range(amount(5, 8)):
         copy = replaced_by_copy(folder, tmp_path / which)
         path = Path(str(random.choice(np.array(described(copy), object))))
         what = attack(path, random, victim)
