@@ -36,7 +36,7 @@ def test_a_memory_that_is_changed_while_it_is_killed(random, part, amount, tally
 
 @pytest.fixture(scope="module")
 def whole(shared) -> Path:
-    """A small run up to its table of neighbours that nobody killed, the texts it was made from, and the seconds that it took."""
+    """A small run up to its neighbours that nobody killed, the texts it was made from, and the seconds that it took."""
 
     def fill(folder: Path) -> None:
         (folder / "text").mkdir()
