@@ -121,6 +121,13 @@ def test_a_link_to_a_file_elsewhere_is_not_read(tmp_path):
         child(tmp_path / "folder", "x")
 
 
+def test_a_link_to_itself_is_refused(tmp_path):
+    (tmp_path / "x").symlink_to(tmp_path / "x")
+    for use in (lambda: child(tmp_path, "x"), lambda: refuse_links_out_of(tmp_path), lambda: own_folder(tmp_path, "x")):
+        with pytest.raises(InputError, match="leads out of"):
+            use()
+
+
 def test_pipes_and_devices_are_not_read(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "zero").symlink_to("/dev/zero")
