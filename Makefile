@@ -1,6 +1,8 @@
 # make demo    set up, then train and compare the models on the standard library of this Python, and write a report
 # make check   set up, then lint, check the types and run the quick tests (aim: two minutes on two cores)
 # make test    set up, then run every test (aim: nine minutes on two cores)
+# make fuzz    set up, then try thousands of hostile files, requests, command lines and kills; writes runs/fuzz.json
+#              (aim: ten minutes on two cores; SPALM_FUZZ_SEED=N tries others)
 # make docs    set up, then build the site in site/, strictly and without a network
 # make audit   look up known vulnerabilities of every package in locks/ (needs the index that pypi.org runs)
 # make sbom    write dist/sbom.json, the list of these packages, in CycloneDX's form
@@ -26,7 +28,7 @@ TOOLS := $(VENV)-release
 PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 BENCHMARKS := attach training neighbours spalm ray disk plan exact generation serving
 
-.PHONY: setup lock audit sbom demo lint quick-tests check test docs soak bench $(addprefix bench-,$(BENCHMARKS)) clean
+.PHONY: setup lock audit sbom demo lint quick-tests check test fuzz docs soak bench $(addprefix bench-,$(BENCHMARKS)) clean
 
 setup: $(READY)
 
@@ -101,6 +103,10 @@ check: $(READY)
 
 test: $(READY)
 	$(PYTEST) $(ARGS)
+
+fuzz: $(READY)
+	env -u PYTHONDONTWRITEBYTECODE timeout --signal=INT --kill-after=20 600 $(BIN)/python -m pytest -n 3 --dist load tests/fuzz \
+	  --fuzz runs/fuzz.json $(ARGS)
 
 docs: $(READY)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

@@ -24,6 +24,7 @@ from spalm.generation.inspection import Explorer
 from spalm.lm.pretrained import locate_pretrained
 from spalm.runs import FinishedRun, Run
 from support.facts import make_run, write_documents, write_texts
+from support.fuzz_summary import Summary
 from support.shared import SharedFolders
 from support.small_texts import sentences, word_corpus
 from support.tiny_models import write_model
@@ -32,6 +33,10 @@ torch.set_num_threads(1)  # the tensors here are tiny: a second thread only wait
 
 
 LONGEST = (
+    "fuzz/test_openapi.py",
+    "fuzz/test_kills.py",
+    "fuzz/test_flips.py",
+    "fuzz/test_hostile_files.py",
     "server/explorer/test_page.py",
     "compute/test_ray_commands.py",
     "compute/test_ray_engine.py",
@@ -50,6 +55,16 @@ LONGEST = (
     "generation/test_facts.py",
 )
 """Files whose tests take longest, the longest first."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--fuzz", metavar="FILE", help="Try all hostile inputs, and write what came of it to FILE.")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """With --fuzz, a summary is written by the process that the workers report to."""
+    if config.getoption("--fuzz") and "PYTEST_XDIST_WORKER" not in os.environ:
+        config.pluginmanager.register(Summary(Path(config.getoption("--fuzz"))))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

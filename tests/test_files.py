@@ -22,6 +22,7 @@ from spalm.files import (
     replacing,
     write_atomically,
 )
+from spalm.maintenance import verify_directory
 from spalm.settings import read_yaml
 from spalm.training.checkpoint import save_tensors
 
@@ -120,6 +121,13 @@ def test_a_link_to_a_file_elsewhere_is_not_read(tmp_path):
         child(tmp_path / "folder", "x")
 
 
+def test_a_link_to_itself_is_refused(tmp_path):
+    (tmp_path / "x").symlink_to(tmp_path / "x")
+    for use in (lambda: child(tmp_path, "x"), lambda: refuse_links_out_of(tmp_path), lambda: own_folder(tmp_path, "x")):
+        with pytest.raises(InputError, match="leads out of"):
+            use()
+
+
 def test_pipes_and_devices_are_not_read(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "zero").symlink_to("/dev/zero")
@@ -148,6 +156,21 @@ def test_a_file_that_is_too_large_is_not_read(tmp_path):
         file.truncate(1 << 40)
     with pytest.raises(DamagedError, match="more than"):
         read_text(path, 1 << 10)
+
+
+def test_a_hole_in_the_place_of_a_description_is_not_read(tmp_path):
+    """It takes no space, and hours to read."""
+    for name in ("manifest.json", "metrics.jsonl", "recipe.yaml"):
+        (tmp_path / name).write_text("{}")
+        sum_up(tmp_path, [name])
+        os.truncate(tmp_path / name, 1 << 42)
+        for use in (
+            lambda name=name: refuse_changed(tmp_path, [name], ""),
+            lambda: verify_directory(tmp_path).summary(),
+        ):
+            with pytest.raises(DamagedError, match="more than"):
+                use()
+        (tmp_path / name).unlink()
 
 
 def test_text_is_utf8_whatever_the_locale(tmp_path, monkeypatch):

@@ -180,7 +180,7 @@ def test_no_test_imports_another_test():
 
 def test_tests_mirror_the_rooms():
     folders = {path.name for path in (ROOT / "tests").iterdir() if any(path.rglob("test_*.py")) and path.is_dir()}
-    assert folders <= {*ROOMS, "compatibility"}
+    assert folders <= {*ROOMS, "compatibility", "fuzz"}
 
 
 def modules_after(code: str, *arguments: object) -> set[str]:

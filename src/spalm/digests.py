@@ -16,12 +16,24 @@ from typing import Any
 from typing_extensions import TypedDict
 
 from spalm.errors import DamagedError, InputError
-from spalm.files import as_json, child, is_plain_name, open_regular, read_json, read_text, write_atomically, write_json
+from spalm.files import (
+    MOST_TEXT,
+    as_json,
+    child,
+    is_plain_name,
+    open_regular,
+    read_json,
+    read_text,
+    write_atomically,
+    write_json,
+)
 
 SUMS = "SHA256SUMS"
 """File that holds the digests of the files of a folder."""
 KNOWN = "known-digests.json"
 """File that holds the digests of large files, so that these need not be read again."""
+_DESCRIPTIONS = (".json", ".jsonl", ".yaml")
+"""Ends of the names of files that are read as a whole."""
 _LINE = re.compile(r"([0-9a-f]{64})  ([^\n]+)\n")
 _LAST = re.compile(r"# sha256 of the lines above: ([0-9a-f]{64})\n\Z")
 
@@ -30,6 +42,16 @@ def digest_of_file(path: Path) -> str:
     """Returns the SHA-256 of a file."""
     with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def digest_of_own_file(path: Path) -> str:
+    """Returns the SHA-256 of a file of a folder that somebody else may have made.
+
+    A description longer than any that can be read is refused: it may be a hole that takes no space and hours to read.
+    """
+    if path.suffix in _DESCRIPTIONS and path.stat().st_size > MOST_TEXT:
+        raise DamagedError(f"{path} has more than {MOST_TEXT:,} bytes; make {path.parent} again")
+    return digest_of_file(path)
 
 
 def digest_of_text(text: str) -> str:
@@ -89,7 +111,7 @@ def refuse_changed(folder: Path, names: Iterable[str], remedy: str) -> None:
     """Raises an error unless these files of a folder have the digests of its list, where there is one."""
     sums = read_sums(folder) or {}
     for name in names:
-        if name in sums and digest_of_file(child(folder, name)) != sums[name]:
+        if name in sums and digest_of_own_file(child(folder, name)) != sums[name]:
             raise DamagedError(f"{folder / name} is damaged (its digest differs); {remedy}")
 
 
@@ -125,7 +147,7 @@ class KnownDigests:
         known = self._known.get(path.name)
         if isinstance(known, list) and known[:-1] == stamp:
             return str(known[-1])
-        digest = digest_of_file(path)
+        digest = digest_of_own_file(path)
         self._known[path.name] = [*stamp, digest]
         self._save()
         return digest

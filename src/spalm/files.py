@@ -178,12 +178,19 @@ def is_leftover(name: str) -> bool:
 
 def refuse_links_out_of(folder: Path) -> None:
     """Raises an error if a symbolic link anywhere in a folder leads out of it: what is written there is elsewhere."""
-    real = folder.resolve()
     for path in _links_in(folder):
-        if not path.resolve().is_relative_to(real):
+        if not _is_inside(path, folder):
             raise InputError(
                 f"{path} is a symbolic link that leads out of {folder}; put what it leads to in its place, or remove it"
             )
+
+
+def _is_inside(path: Path, folder: Path) -> bool:
+    """Returns whether a path is in a folder once links are followed; one that leads to itself is nowhere."""
+    try:
+        return path.resolve().is_relative_to(folder.resolve())
+    except (RuntimeError, OSError):  # Python 3.11 and 3.12 raise the first for a loop
+        return False
 
 
 def _links_in(folder: Path) -> Iterator[Path]:
@@ -199,7 +206,7 @@ def _links_in(folder: Path) -> Iterator[Path]:
 def own_folder(directory: Path, *names: str) -> Path:
     """Returns a folder in a directory, made if it is missing; refuses one that a symbolic link puts elsewhere."""
     folder = directory.joinpath(*names)
-    if not folder.resolve().is_relative_to(directory.resolve()):
+    if not _is_inside(folder, directory):
         raise InputError(f"{folder} leads out of {directory} by a symbolic link; remove the link")
     folder.mkdir(parents=True, exist_ok=True)
     return folder
@@ -210,7 +217,7 @@ def child(folder: Path, name: str) -> Path:
     path = folder / name
     if not is_plain_name(name):
         raise DamagedError(f"{folder} names a file {name[:100]!r}, which is not in it; make it again")
-    if path.is_symlink() and not path.resolve().is_relative_to(folder.resolve()):
+    if path.is_symlink() and not _is_inside(path, folder):
         raise InputError(f"{path} is a symbolic link that leads out of {folder}; put the file itself there")
     return path
 

@@ -86,6 +86,14 @@ def test_a_catalogue_of_another_form_is_refused(memory, statements):
         assert "\n" not in str(caught.value)
 
 
+def test_a_catalogue_with_a_hole_behind_it_is_not_read(memory):
+    """It takes no space, and hours to read."""
+    os.truncate(memory.catalogue.path, 1 << 42)
+    for use in (lambda: Memory(memory.directory).verify(), lambda: Memory(memory.directory).forget(["text-1"])):
+        with pytest.raises(InputError, match="damaged"):
+            use()
+
+
 def test_documents_that_share_entries_are_refused(memory):
     change(memory, "UPDATE documents SET first_id = 0")
     with pytest.raises(InputError, match="damaged"):

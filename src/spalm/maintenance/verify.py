@@ -8,7 +8,7 @@ from pathlib import Path
 from spalm.artifact import MANIFEST, Artifact
 from spalm.attachment import ATTACHED_FILE
 from spalm.attachment.attached import read_description
-from spalm.digests import KNOWN, SUMS, KnownDigests, digest_of_file, read_sums
+from spalm.digests import KNOWN, SUMS, KnownDigests, digest_of_own_file, read_sums
 from spalm.errors import DamagedError, InputError
 from spalm.files import child
 from spalm.lm.pretrained import PretrainedFolder
@@ -123,7 +123,7 @@ class _Verifier:
         for name, expected in sorted(digests.items()):
             with self._noted():
                 path = child(folder, name)
-                if not path.is_file() or {digest_of_file(path)} != expected:
+                if not path.is_file() or {digest_of_own_file(path)} != expected:
                     state = "is damaged (its digest differs)" if path.is_file() else "is missing"
                     raise DamagedError(f"{path} {state}; restore it from a copy, or make {folder} again")
                 self._found.checked += 1

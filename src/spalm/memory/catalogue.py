@@ -12,12 +12,14 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 from spalm.digests import digest_of_file
-from spalm.files import read_text, write_atomically
+from spalm.files import open_regular, read_text, write_atomically
 from spalm.memory.sqlite import connect, damaged, explained
 
 _FILE, _DIGEST, _PENDING = "catalogue.sqlite", "catalogue.sha256", "catalogue.pending"
 """Files of the catalogue: the database, its digest, and the mark of a change whose digest is not written yet."""
 
+_LARGEST_PAGE = 1 << 16
+"""Bytes of a page of the database where its header says 1."""
 _COUNTER = 4, 24
 """Number of bytes, and offset, of the counter in the file's header that every change increases."""
 _TABLES = """
@@ -180,6 +182,13 @@ class Catalogue:
         write_atomically(self.directory / _DIGEST, digest_of_file(self.path) + "\n")
         (self.directory / _PENDING).unlink(missing_ok=True)
 
+    def _has_its_length(self) -> bool:
+        """Returns whether the file has as many bytes as its header says; one with a hole may take hours to read."""
+        with open_regular(self.path) as file:
+            header, length = file.read(100), os.fstat(file.fileno()).st_size
+        page = int.from_bytes(header[16:18], "big")
+        return int.from_bytes(header[28:32], "big") * (page if page > 1 else _LARGEST_PAGE) == length
+
     def verify(self) -> None:
         """Compares the file with its digest; if a crash came before the digest was written, uses SQLite's own check."""
         if (self.directory / _PENDING).exists():
@@ -187,7 +196,9 @@ class Catalogue:
                 problems = [row[0] for row in connection.execute("PRAGMA integrity_check")]
             if problems != ["ok"]:
                 raise damaged(self.path)
-        elif f"{digest_of_file(self.path)}\n" != read_text(self.directory / _DIGEST, 1 << 10):
+        elif not self._has_its_length() or f"{digest_of_file(self.path)}\n" != read_text(
+            self.directory / _DIGEST, 1 << 10
+        ):
             raise damaged(self.path)
 
 

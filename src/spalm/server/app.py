@@ -24,7 +24,7 @@ from spalm.generation.inspection import Explorer
 from spalm.lm import BatchReader
 from spalm.server.answers import AnswerService
 from spalm.server.documents import document_routes
-from spalm.server.errors import handle_errors
+from spalm.server.errors import REFUSALS, handle_errors
 from spalm.server.explain import explain_routes
 from spalm.server.explorer import PAGE, explorer_routes
 from spalm.server.http import ApiKeyMiddleware, GuardMiddleware, HostMiddleware
@@ -95,7 +95,8 @@ def make_explorer_server(models: ModelSet, hosts: list[str]) -> FastAPI:
     return app
 
 
-_NO_DOCS: dict[str, Any] = {"title": "spalm", "docs_url": None, "redoc_url": None, "openapi_url": None}
+_DESCRIPTION: dict[str, Any] = {"title": "spalm", "responses": REFUSALS}
+_NO_DOCS: dict[str, Any] = {**_DESCRIPTION, "docs_url": None, "redoc_url": None, "openapi_url": None}
 """FastAPI's own pages are off: they fetch scripts from elsewhere."""
 
 
@@ -110,7 +111,7 @@ def state_routes(model: Model, queue: RequestQueue, metrics: Metrics) -> APIRout
         entries = await to_thread.run_sync(lambda: len(model.memory), limiter=thread)
         return {"status": state, "model": model.name, "entries": entries}
 
-    @routes.get("/metrics")
+    @routes.get("/metrics", response_class=PlainTextResponse)
     def show_metrics() -> PlainTextResponse:
         entries = model.store.entries()
         searched = model.search.searcher.searched if model.models.has_keys else 0

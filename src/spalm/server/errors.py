@@ -11,6 +11,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
+from starlette.routing import Match, Mount
 
 from spalm.errors import InputError, InUseError
 from spalm.generation import DocumentExists, UnknownDocument
@@ -20,6 +21,28 @@ from spalm.server.queue import ClientGone, QueueFull, RequestTimedOut
 _TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 _RETRY = {"Retry-After": "1"}
 _CLIENT_GONE = 499
+_METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
+_REASONS = {
+    400: "The request cannot be understood, or asks for what the model cannot do.",
+    401: "The key is missing or wrong.",
+    403: "The request comes from a page of another site.",
+    404: "There is no such model or document.",
+    405: "The path does not take this method.",
+    409: "There is a document of this name already.",
+    413: "The request is too large.",
+    415: "The body is not JSON.",
+    422: "The request cannot be understood, or asks for what the model cannot do.",
+    429: "Too many requests are waiting.",
+    503: "The memory is being written by another process, or the server is being stopped.",
+    507: "The server could not write.",
+}
+"""Statuses of refusals, and what they mean."""
+_ERROR = {"type": "object", "required": ["error"], "properties": {"error": {"type": ["string", "object"]}}}
+REFUSALS: dict[int | str, dict[str, Any]] = {
+    status: {"description": reason, "content": {"application/json": {"schema": _ERROR}}}
+    for status, reason in _REASONS.items()
+}
+"""The refusals that any request may get, for the description of the server in OpenAPI's form."""
 _LONGEST_PART = 100
 """Number of characters of a field's name that are shown."""
 
@@ -61,6 +84,16 @@ def is_openai_path(path: str) -> bool:
 
 def _bad_input_status(path: str) -> int:
     return 400 if is_openai_path(path) else 422
+
+
+def _methods_of_path(request: Request) -> list[str]:
+    """Returns the methods that the path of a request takes; none for files of the page, which are at any other path."""
+    routes = [route for route in request.app.routes if not isinstance(route, Mount)]
+    return [
+        method
+        for method in _METHODS
+        if any(route.matches({**request.scope, "method": method})[0] is Match.FULL for route in routes)
+    ]
 
 
 def handle_errors(app: FastAPI) -> None:
@@ -112,6 +145,10 @@ def handle_errors(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def bad_path(request: Request, error: HTTPException) -> Response:
+        methods = _methods_of_path(request)
+        if methods and error.status_code in (404, 405):
+            allowed = {"Allow": ", ".join(methods)}
+            return Refusal(405, "Method Not Allowed").response(request.url.path, allowed)
         return Refusal(error.status_code, str(error.detail)).response(request.url.path, dict(error.headers or {}))
 
     @app.exception_handler(QueueFull)

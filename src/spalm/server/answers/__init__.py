@@ -2,5 +2,6 @@
 
 from spalm.server.answers.jobs import GenerationJob, TokenisedPrompt
 from spalm.server.answers.service import AnswerForm, AnswerService
+from spalm.server.answers.streaming import STREAMED
 
-__all__ = ["AnswerForm", "AnswerService", "GenerationJob", "TokenisedPrompt"]
+__all__ = ["STREAMED", "AnswerForm", "AnswerService", "GenerationJob", "TokenisedPrompt"]

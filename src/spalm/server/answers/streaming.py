@@ -14,6 +14,11 @@ from spalm.server.queue import ClientGone, RequestQueue, Turn
 
 StreamForm = Literal["events", "ndjson"]
 """Form of a stream: server-sent events, as OpenAI's clients expect, or a line of JSON each, as Ollama's do."""
+_MEDIA_TYPES: dict[StreamForm, str] = {"events": "text/event-stream", "ndjson": "application/x-ndjson"}
+STREAMED: dict[StreamForm, dict[int | str, dict[str, Any]]] = {
+    form: {200: {"content": {media_type: {}}}} for form, media_type in _MEDIA_TYPES.items()
+}
+"""What the description of a path in OpenAPI's form says of its streams."""
 _SEND_SECONDS = 30
 """Seconds within which a client must read what is sent."""
 
@@ -28,7 +33,7 @@ class StreamedResponse(Response):
     def __init__(
         self, queue: RequestQueue, events: Callable[[Turn], AsyncIterator[list[dict[str, Any]]]], form: StreamForm
     ):
-        super().__init__(media_type="text/event-stream" if form == "events" else "application/x-ndjson")
+        super().__init__(media_type=_MEDIA_TYPES[form])
         del self.headers["content-length"]
         self._queue, self._events, self._is_events = queue, events, form == "events"
         self._begun = False

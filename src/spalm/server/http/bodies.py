@@ -1,5 +1,6 @@
 """Bodies of requests: JSON, checked by their models within bounds of time and memory."""
 
+import email.message
 import re
 from collections.abc import Callable, Coroutine
 from functools import partial
@@ -11,6 +12,8 @@ from fastapi import Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, ValidationError
+
+from spalm.server.errors import RequestRefused
 
 MOST_VALUES = 1 << 18
 """Highest number of values, such as items of lists, in a body."""
@@ -38,6 +41,8 @@ class JsonRoute(APIRoute):
         assert issubclass(model, BaseModel)
 
         async def check_and_handle(request: Request) -> Response:
+            if not _is_json(request.headers.get("content-type", "")):  # pages of other sites can send only other types
+                raise RequestRefused(415, "send JSON, with the header Content-Type: application/json")
             body = await request.body()
             check = partial(checked, model, body)
             content = await to_thread.run_sync(check, limiter=_checking) if len(body) > _LARGE else check()
@@ -65,7 +70,7 @@ def checked(model: type[BaseModel], body: bytes) -> BaseModel:
     if _count_values(body) > MOST_VALUES:
         raise _refused((), f"there are more than {MOST_VALUES:,} values in it")
     try:
-        return model.model_validate_json(body)
+        return model.model_validate_json(body, strict=True)  # as described: no 0 for false, no "1" for 1
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         raise _refused(first["loc"], first["msg"]) from None
@@ -89,3 +94,11 @@ def _count_values(body: bytes) -> int:
 def _count_signs(body: bytes) -> int:
     """Returns the number of signs that precede values."""
     return 1 + sum(map(body.count, (b",", b"[", b"{")))
+
+
+def _is_json(content_type: str) -> bool:
+    """Returns whether a content type is application/json, or one built on it such as application/ld+json."""
+    message = email.message.Message()
+    message["content-type"] = content_type
+    kind = message.get_content_type()
+    return kind == "application/json" or (kind.startswith("application/") and kind.endswith("+json"))

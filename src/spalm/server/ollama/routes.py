@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
 from spalm.generation import Model
-from spalm.server.answers import AnswerService, GenerationJob
+from spalm.server.answers import STREAMED, AnswerService, GenerationJob
 from spalm.server.http import JsonRoute
 from spalm.server.ollama.protocol import (
     EmbedRequest,
@@ -68,14 +68,14 @@ def ollama_routes(model: Model, parser: RequestParser, queue: RequestQueue, serv
             "modified_at": started,
         }
 
-    @routes.post("/generate")
+    @routes.post("/generate", responses=STREAMED["ndjson"])
     async def generate(body: GenerateRequest, request: Request) -> Response:
         if not body.prompt and not body.system:  # clients do so to load a model
             parser.refuse_other_models(without_tag(body.model))
             return JSONResponse({"model": body.model, "created_at": started, "response": "", "done": True})
         return await answer(request, body, lambda: _job_of_text(parser, body), OllamaResponse)
 
-    @routes.post("/chat")
+    @routes.post("/chat", responses=STREAMED["ndjson"])
     async def chat(body: OllamaChatRequest, request: Request) -> Response:
         if not body.messages:
             parser.refuse_other_models(without_tag(body.model))

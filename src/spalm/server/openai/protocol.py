@@ -36,10 +36,17 @@ class StreamOptions(BaseModel):
     include_usage: bool = False
 
 
+def _describe_nulls(form: dict[str, Any]) -> None:
+    """Says in the description of a request that its fields may be null, unless they are required."""
+    for name, field in form.get("properties", {}).items():
+        if name not in form.get("required", []):
+            form["properties"][name] = {"anyOf": [field, {"type": "null"}]}
+
+
 class ClientRequest(BaseModel):
     """A request of a client. Unknown fields are ignored, and null means the default, as clients mean it."""
 
-    model_config = ConfigDict(extra="ignore", allow_inf_nan=False)
+    model_config = ConfigDict(extra="ignore", allow_inf_nan=False, json_schema_extra=_describe_nulls)
 
     @model_validator(mode="before")
     @classmethod

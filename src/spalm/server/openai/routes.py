@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from spalm.generation import Model
-from spalm.server.answers import AnswerService, GenerationJob
+from spalm.server.answers import STREAMED, AnswerService, GenerationJob
 from spalm.server.http import JsonRoute
 from spalm.server.openai.protocol import ChatRequest, CompletionRequest, EmbeddingRequest, GenerationRequest
 from spalm.server.openai.request_parser import RequestParser
@@ -29,11 +29,11 @@ def openai_routes(model: Model, parser: RequestParser, queue: RequestQueue, serv
         parser.refuse_other_models(name)
         return description
 
-    @routes.post("/completions")
+    @routes.post("/completions", responses=STREAMED["events"])
     async def completions(body: CompletionRequest, request: Request) -> Response:
         return await answer(request, body, lambda: parser.parse_completion(body), CompletionResponse)
 
-    @routes.post("/chat/completions")
+    @routes.post("/chat/completions", responses=STREAMED["events"])
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
         return await answer(request, body, lambda: parser.parse_chat(body), ChatResponse)
 
