@@ -39,10 +39,12 @@ VERSION = 1
 """Version of the files' format."""
 _ARRAYS = [field.name for field in fields(SortedContexts)]
 """Arrays of a shard, each in a file of its name."""
-SHARD_TOKENS = 1 << 25
-"""Number of tokens of a full shard. Sorting takes some 20 bytes of RAM for each."""
+SHARD_TOKENS = 1 << 27
+"""Number of tokens of a full shard. Sorting takes some 20 bytes of RAM for each. Every shard is searched by itself."""
+_SMALL = 1 << 24
+"""Number of tokens below which a shard is small, if that is less than half of a full one."""
 _MOST_SMALL = 8
-"""Number of shards below half of that size from which on they are sorted again together."""
+"""Number of small shards from which on they are sorted again together."""
 _LIST = "shards.json"
 """File that names the shards in use."""
 
@@ -135,8 +137,8 @@ class _Shard:
 
     @property
     def small(self) -> bool:
-        """Whether the shard is less than half full."""
-        return 2 * self.artifact.facts["tokens"] < SHARD_TOKENS
+        """Whether the shard should be sorted again with others of its kind."""
+        return self.artifact.facts["tokens"] < min(_SMALL, SHARD_TOKENS / 2)
 
     def contexts(self) -> SortedContexts:
         """Returns the sorted contexts, memory-mapped."""
