@@ -9,7 +9,7 @@ import os
 import re
 import sqlite3
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
 
@@ -59,11 +59,10 @@ def _refuse_unusual(path: Path) -> None:
         if 2 in file.read(100)[_JOURNAL_MODE]:
             raise damaged(path)
     journal = path.with_name(path.name + _BESIDE[0])
-    if journal.exists():
-        with open_regular(journal) as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - len(_NAMES_ANOTHER)))
-            if file.read() == _NAMES_ANOTHER:
-                raise damaged(path)
+    with suppress(FileNotFoundError), open_regular(journal) as file:  # another process may end its change meanwhile
+        file.seek(max(0, os.fstat(file.fileno()).st_size - len(_NAMES_ANOTHER)))
+        if file.read() == _NAMES_ANOTHER:
+            raise damaged(path)
 
 
 def _limit(connection: sqlite3.Connection, size: int) -> None:

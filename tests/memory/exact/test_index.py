@@ -123,7 +123,8 @@ def test_every_training_position_finds_all_but_its_own_document(tmp_path, monkey
     text, documents = stream(texts), held(memory)
     positions = np.arange(len(text))
     of = text.documents_of(positions)
-    monkeypatch.setattr(view, "_QUERIES", 37)
+    monkeypatch.setattr(view, "_FEWEST", 37)
+    monkeypatch.setattr(view, "_MOST", 37)
     found = memory.exact.current().find(reversed_contexts(text, positions), Excluded(text.begins[of], text.ends[of]))
     for position, document in enumerate(of):
         begin, end = int(text.begins[document]), int(text.ends[document])

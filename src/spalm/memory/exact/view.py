@@ -1,6 +1,7 @@
 """The documents that a memory held at one moment, searched for exact matches."""
 
 from dataclasses import dataclass
+from math import ceil
 
 import numpy as np
 import torch
@@ -10,8 +11,8 @@ from spalm.compute import map_in_threads
 from spalm.memory.exact.matches import Excluded, Matches, SearchedContexts, find_matches
 from spalm.memory.exact.trace import LEAST, NO_DOCUMENTS, VerbatimSpan, find_spans
 
-_QUERIES = 2048
-"""Number of queries that are searched at a time."""
+_FEWEST, _MOST = 64, 2048
+"""Numbers of queries that a thread searches at a time, at least and at most."""
 
 
 @dataclass(frozen=True)
@@ -36,15 +37,17 @@ class ExactView:
 
     def find(self, queries: Int[np.ndarray, "n length"], excluded: Excluded | None = None) -> Matches:
         """Returns the matches of some queries (see `reversed_contexts`)."""
-        if len(queries) <= _QUERIES:
+        if len(queries) <= _FEWEST:
             return find_matches(self.shards, queries, excluded)
-        rows = [slice(begin, begin + _QUERIES) for begin in range(0, len(queries), _QUERIES)]
+        threads = torch.get_num_threads()
+        size = min(_MOST, max(_FEWEST, ceil(len(queries) / threads)))
+        rows = [slice(begin, begin + size) for begin in range(0, len(queries), size)]
 
         def find(which: slice) -> Matches:
             own = None if excluded is None else Excluded(excluded.first[which], excluded.last[which])
             return find_matches(self.shards, queries[which], own)
 
-        return Matches.concatenate(map_in_threads(find, rows, count=torch.get_num_threads()))
+        return Matches.concatenate(map_in_threads(find, rows, count=threads))
 
     def trace(
         self,
