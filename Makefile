@@ -23,9 +23,9 @@ LOCKS := locks/build.txt locks/dev.txt
 HASHED := $(PIP) --no-deps --require-hashes
 TORCH := $(shell sed -n 's/^torch==//p' constraints.txt)
 TOOLS := $(VENV)-release
-# The tests start many processes: each would compile the package anew where nothing compiled is kept. There are three
+# The tests start many processes: each would compile the package anew where nothing compiled is kept. There are four
 # workers for two cores, because many tests wait for other processes.
-PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
+PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
 BENCHMARKS := attach training neighbours spalm ray disk plan exact generation serving
 
 .PHONY: setup lock audit sbom demo lint quick-tests check test fuzz docs soak bench $(addprefix bench-,$(BENCHMARKS)) clean

@@ -61,7 +61,7 @@ def test_every_check_of_schemathesis(app, part, amount, tally: Tally, tmp_path):
             "--max-examples",
             str(amount(2, 12)),
             "--request-timeout",
-            "30",
+            "120",
             "--continue-on-failure",
             "--no-color",
         ]

@@ -161,7 +161,10 @@ def take_occurrences(
 @compiled()
 def _stands_outside(suffixes, low, high, begins, ends):
     """Returns whether one of suffixes low ... high - 1 is in none of the places begins[i] ... ends[i] - 1."""
-    if high - low > (ends - begins).sum():
+    left_out = 0
+    for i in range(len(begins)):
+        left_out += ends[i] - begins[i]
+    if high - low > left_out:
         return True
     for suffix in range(low, high):
         before = np.searchsorted(begins, suffixes[suffix], side="right") - 1
@@ -209,7 +212,7 @@ def maximal_spans(text, suffixes, starts, query, begins, ends):
             end -= 1
             continue
         start = end - length
-        found[count] = start, end, low, high
+        found[count, 0], found[count, 1], found[count, 2], found[count, 3] = start, end, low, high
         count += 1
         before = start - 1
         stands, fails = before, end  # query[before:stands] stands in the text, query[before:fails] does not

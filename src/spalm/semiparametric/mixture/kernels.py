@@ -2,7 +2,7 @@
 
 They compute what `adaptive.py` computes with a hundred small operations of torch, each of which costs more than its
 arithmetic when there is only one position. Names and shapes are as there; missing neighbours have infinite distances,
-missing occurrences the id MISSING.
+missing occurrences the id MISSING. There are no operations on whole arrays, because numba takes seconds to compile one.
 """
 
 import math
@@ -29,8 +29,10 @@ def network_outputs(hidden, scales, features, layers, outputs):
     norm_weight, norm_bias, mean, spread = scales
     inputs = np.empty(width + count, np.float32)
     for row in range(len(hidden)):
-        centre = np.float32(hidden[row].mean())
-        variance = np.float32(0)
+        centre = variance = np.float32(0)
+        for i in range(width):
+            centre += hidden[row, i]
+        centre /= np.float32(width)
         for i in range(width):
             variance += (hidden[row, i] - centre) ** 2
         factor = np.float32(1 / math.sqrt(variance / width + NORM_EPSILON))
@@ -40,7 +42,9 @@ def network_outputs(hidden, scales, features, layers, outputs):
             inputs[width + i] = (features[row, i] - mean[i]) / spread[i]
         first = _gelu(_linear(inputs, layers[0], layers[1]))
         second = _gelu(_linear(first, layers[2], layers[3]))
-        outputs[row] = _linear(second, layers[4], layers[5])
+        last = _linear(second, layers[4], layers[5])
+        for o in range(len(last)):
+            outputs[row, o] = last[o]
 
 
 @compiled(fastmath={"reassoc", "contract"})
@@ -67,8 +71,10 @@ def _gelu(inputs):
 def source_weights(outputs, distances, ids, of_matched, log_sources, weights):
     """Fills the logarithms of the sources' weights, and the weights of the occurrences of each exact match."""
     for row in range(len(outputs)):
-        log_sources[row, 0] = 0.0
-        log_sources[row, 1] = outputs[row, 0] if np.isfinite(distances[row]).any() else -np.inf
+        log_sources[row, 0], log_sources[row, 1] = 0.0, -np.inf
+        for k in range(distances.shape[1]):
+            if np.isfinite(distances[row, k]):
+                log_sources[row, 1] = outputs[row, 0]
         for level in range(ids.shape[1]):
             highest = -np.inf
             for j in range(ids.shape[2]):
@@ -81,19 +87,21 @@ def source_weights(outputs, distances, ids, of_matched, log_sources, weights):
                     weights[row, level, j] = math.exp(outputs[row, 4] * of_matched[row, level, j] - highest)
                     total += weights[row, level, j]
             log_sources[row, 2 + level] = outputs[row, 5 + level] if total else -np.inf
-            if total:
-                weights[row, level] /= np.float32(total)
+            for j in range(ids.shape[2] if total else 0):
+                weights[row, level, j] /= np.float32(total)
         _log_softmax(log_sources[row])
 
 
 @compiled()
 def _log_softmax(numbers):
     """Subtracts the logarithm of the sum of exponentials, in place."""
-    highest = numbers.max()
-    total = 0.0
+    highest, total = -np.inf, 0.0
+    for i in range(len(numbers)):
+        highest = max(highest, numbers[i])
     for i in range(len(numbers)):
         total += math.exp(numbers[i] - highest)
-    numbers -= np.float32(highest + math.log(total))
+    for i in range(len(numbers)):
+        numbers[i] -= np.float32(highest + math.log(total))
 
 
 @compiled()
@@ -136,10 +144,14 @@ def neighbour_features(tokens, distances, of_retrieved, highest, ranks, least, s
 @compiled()
 def _first_occurrences(tokens):
     """Returns a mask of the neighbours whose token no nearer neighbour has."""
-    order = np.argsort(tokens, kind="mergesort")
+    highest = 0
+    for k in range(len(tokens)):
+        highest = max(highest, tokens[k])
+    seen = np.zeros(highest + 1, np.bool_)
     new = np.empty(len(tokens), np.bool_)
-    for j in range(len(order)):
-        new[order[j]] = j == 0 or tokens[order[j]] != tokens[order[j - 1]]
+    for k in range(len(tokens)):
+        new[k] = not seen[tokens[k]]
+        seen[tokens[k]] = True
     return new
 
 
@@ -154,7 +166,9 @@ def _near_weights(distances):
     for k in range(len(distances)):
         weights[k] = math.exp(-8 * (min(distances[k], FARTHEST) - nearest))
         total += weights[k]
-    return weights / np.float32(total)
+    for k in range(len(weights)):
+        weights[k] /= np.float32(total)
+    return weights
 
 
 @compiled()
@@ -223,7 +237,8 @@ def neighbour_weights(distances, of_retrieved, outputs, log_temperature, small, 
         for k in range(distances.shape[1]):
             weights[row, k] = math.exp(weights[row, k] - highest)
             total += weights[row, k]
-        weights[row] /= np.float32(total)
+        for k in range(distances.shape[1]):
+            weights[row, k] /= np.float32(total)
 
 
 @compiled()
@@ -231,21 +246,25 @@ def add_to_mixture(tokens, neighbours, matched_tokens, matches, log_sources, mix
     """Adds the memory's probabilities of the tokens that it proposes to the base's log-probabilities, weighted."""
     count, levels, occurrences = tokens.shape[1], matched_tokens.shape[1], matched_tokens.shape[2]
     proposed = np.empty(count + levels * occurrences, np.int64)
-    added = np.empty(len(proposed), np.float32)
+    added = np.empty(len(proposed))
+    shares = np.empty(mixed.shape[1])  # of the memory, where a token was proposed; -1 when it has been added
     for row in range(len(tokens)):
-        proposed[:count] = tokens[row]
-        added[:count] = neighbours[row] * np.float32(math.exp(log_sources[row, 1]))
+        of_neighbours = math.exp(log_sources[row, 1])
+        for k in range(count):
+            proposed[k], added[k] = tokens[row, k], of_neighbours * neighbours[row, k]
         for level in range(levels):
-            begin = count + level * occurrences
-            proposed[begin : begin + occurrences] = matched_tokens[row, level]
-            added[begin : begin + occurrences] = matches[row, level] * np.float32(math.exp(log_sources[row, 2 + level]))
-        order = np.argsort(proposed)
-        total = 0.0
-        for j in range(len(order)):
-            token = proposed[order[j]]
-            total += added[order[j]]
-            if j + 1 == len(order) or proposed[order[j + 1]] != token:
-                more, known = math.log(max(total, 1e-38)), mixed[row, token]
+            of_match = math.exp(log_sources[row, 2 + level])
+            for j in range(occurrences):
+                at = count + level * occurrences + j
+                proposed[at], added[at] = matched_tokens[row, level, j], of_match * matches[row, level, j]
+        for j in range(len(proposed)):
+            shares[proposed[j]] = 0.0
+        for j in range(len(proposed)):
+            shares[proposed[j]] += added[j]
+        for j in range(len(proposed)):
+            token = proposed[j]
+            if shares[token] >= 0:
+                more, known = math.log(max(shares[token], 1e-38)), mixed[row, token]
                 higher, lower = max(more, known), min(more, known)
                 mixed[row, token] = higher + math.log1p(math.exp(lower - higher))
-                total = 0.0
+                shares[token] = -1.0
