@@ -212,4 +212,5 @@ def serve_(
     check_access(host, key=key is not None, no_key=no_key)
     hosts = allowed_hosts(host, allow_host or ())
     opened = load(directory, model, execution=Execution(Hardware(device, threads, backend=backend)))
+    opened.generate("The", max_tokens=1)  # what is not compiled yet is compiled now: no client waits for that
     serve(make_server(opened, limits=chosen, key=key, hosts=hosts), host, port, "the server", no_key=no_key)
