@@ -11,9 +11,9 @@ The names of `__all__` are the public API. They are imported when they are first
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from spalm.openmp import wait_without_spinning
+from spalm.openmp import spin_briefly
 
-wait_without_spinning()  # before torch is loaded
+spin_briefly()  # before torch is loaded
 
 if TYPE_CHECKING:
     from spalm.api import CompletedRun, attach, load, register_with_transformers, run

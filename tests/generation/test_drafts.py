@@ -1,5 +1,6 @@
 """Drafts from the memory: what is generated does not change, and they are made only where they pay."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -13,6 +14,14 @@ from spalm.generation.decoding.generate import Generation, advance
 from spalm.semiparametric import CombinedPrediction, Retrieved
 
 CPU = spalm.Execution(spalm.Hardware("cpu", 1))
+
+
+def times_of(seconds: Callable[[int], float]) -> PassTimes:
+    """Times of passes that were measured often."""
+    found = PassTimes()
+    for tokens in 20 * list(range(1, 14)):
+        found.note(tokens, seconds(tokens))
+    return found
 
 
 @pytest.fixture
@@ -35,7 +44,7 @@ def generate(model: Model, prompt: list[int], sampling: Sampling, *, draft: bool
 
 def eager(model: Model) -> Model:
     """The model, certain that long drafts pay."""
-    model.pass_times.seconds.update({1: 1.0, 1 + LONGEST_DRAFT: 1.0})
+    model.__dict__["pass_times"] = times_of(lambda _: 1.0)
     model.pass_times.note = lambda *_: None
     return model
 
@@ -111,7 +120,7 @@ def prediction(ids: list[int], tokens: list[int], weights: list[float]) -> tuple
 def test_a_draft_follows_the_strongest_proposal_of_the_token(model):
     entries = model.store.entries()
     first, second = (int(entries.live_documents.first_ids[number]) for number in (0, 1))
-    drafter = Drafter(model.store, PassTimes({1: 1.0, 13: 1.0}), DraftRecord())
+    drafter = Drafter(model.store, times_of(lambda _: 1.0), DraftRecord())
     for chosen, weights in ((first, [0.9, 0.1]), (second, [0.1, 0.9])):
         found = drafter.propose(*prediction([first, second], [7, 7], weights), 7, 5)
         assert found == entries.tokens_of(np.arange(chosen + 1, chosen + 6)).tolist()
@@ -129,7 +138,7 @@ def test_a_draft_ends_with_its_document(model):
 
 def test_drafts_are_as_long_as_pays():
     record = DraftRecord()
-    cheap, dear = PassTimes({1: 1.0, 13: 1.2}), PassTimes({1: 1.0, 2: 2.0, 13: 13.0})
+    cheap, dear = times_of(lambda tokens: 1 + 0.02 * tokens), times_of(lambda tokens: 0.1 + 0.9 * tokens)
     memory = None
     assert Drafter(memory, cheap, record)._length_that_pays() > 2
     assert Drafter(memory, dear, record)._length_that_pays() == 0
@@ -140,12 +149,26 @@ def test_drafts_are_as_long_as_pays():
     assert Drafter(memory, cheap, sure)._length_that_pays() == LONGEST_DRAFT
 
 
-def test_times_of_passes_are_averaged_and_interpolated():
+def test_beside_others_a_draft_pays_less():
+    """Each token of a pass costs half of what the pass itself does."""
+    times, sure = (
+        times_of(lambda tokens: 2.0 + tokens),
+        replace(DraftRecord(), right=np.full(4, 80.0), tried=np.full(4, 100.0)),
+    )
+    alone = Drafter(None, times, sure)._length_that_pays()
+    times.others = 15
+    assert Drafter(None, times, sure)._length_that_pays() < alone
+
+
+def test_times_of_passes_are_a_line_that_follows_the_machine():
     times = PassTimes()
     assert times.cost(1) == 1 < times.cost(5)
-    times.note(1, 2.0)
-    times.note(5, 4.0)
-    assert times.cost(3) == pytest.approx(1.5)
-    assert times.cost(9) == pytest.approx(3.0)
-    times.note(1, 4.0)
-    assert 2.0 < times.seconds[1] < 4.0
+    times.note(8, 2.0)
+    assert times.cost(8) > 1, "one number of tokens tells nothing of the others: the assumed cost counts"
+    times = times_of(lambda tokens: 1.5 + 0.5 * tokens)
+    assert times.cost(3) == pytest.approx(1.5, rel=0.02)
+    assert times.cost(9) == pytest.approx(3.0, rel=0.02)
+    for _ in range(200):
+        times.note(1, 1.0)
+        times.note(5, 1.0)
+    assert times.cost(9) == pytest.approx(1.0, abs=0.05)

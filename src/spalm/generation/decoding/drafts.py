@@ -21,33 +21,42 @@ _PRIOR_RIGHT, _PRIOR_TOKENS = 0.6, 4.0
 """Share of draft tokens that are right before any was tried, and the number of tokens that this counts for."""
 _PRIOR_COST = 0.1
 """Time that each further token adds to a pass before that was measured, in passes over one token."""
-_MEMORY = 0.9
-"""Weight of what is known beside what is measured now."""
+_PRIOR_WEIGHT = 0.5
+"""Sum of squared differences of passes' tokens that count as much as the assumed cost."""
+_MEMORY = 0.97
+"""Factor by which the weight of a pass falls with each later one."""
+_LEAST_GAIN = 1.05
+"""Factor by which a draft must be expected to raise the speed."""
 
 
-@dataclass
 class PassTimes:
-    """Times of passes by their numbers of tokens, for one model; averages that follow the machine's load."""
+    """Times of passes by their numbers of tokens, for one model: a line through them. Later passes count more."""
 
-    seconds: dict[int, float] = field(default_factory=dict)
-    others: int = 0
-    """Number of tokens that other answers read in the same pass."""
+    def __init__(self) -> None:
+        self.others = 0
+        """Number of tokens that other answers read in the same pass."""
+        self._sums = np.zeros(5)  # of weights, tokens, squared tokens, seconds, and tokens times seconds
 
     def note(self, tokens: int, seconds: float) -> None:
         """Adds the time of one pass."""
-        known = self.seconds.get(tokens)
-        self.seconds[tokens] = seconds if known is None else _MEMORY * known + (1 - _MEMORY) * seconds
+        self._sums = _MEMORY * self._sums + [1, tokens, tokens**2, seconds, tokens * seconds]
 
     def cost(self, tokens: int) -> float:
         """Returns the time of a pass over this many tokens, in passes over one."""
-        one = self.seconds.get(1)
-        if one is None:
-            return 1 + _PRIOR_COST * (tokens - 1)
-        known = sorted(self.seconds)
-        if tokens > known[-1]:  # as if further tokens cost what the last known ones did
-            slope = max(0.0, self.seconds[known[-1]] / one - 1) / max(1, known[-1] - 1) or _PRIOR_COST
-            return max(1.0, self.seconds[known[-1]] / one) + slope * (tokens - known[-1])
-        return max(1.0, float(np.interp(tokens, known, [self.seconds[each] / one for each in known])))
+        base, each = self._line()
+        return (base + each * tokens) / (base + each)
+
+    def _line(self) -> tuple[float, float]:
+        """Returns the seconds of a pass, and those of each of its tokens."""
+        weight = self._sums[0]
+        if not weight:
+            return 1 - _PRIOR_COST, _PRIOR_COST
+        tokens, squares, seconds, products = self._sums[1:] / weight
+        prior = seconds * _PRIOR_COST / (1 + _PRIOR_COST * (tokens - 1))
+        known = weight * (squares - tokens**2)
+        each = (weight * (products - tokens * seconds) + _PRIOR_WEIGHT * prior) / (known + _PRIOR_WEIGHT)
+        each = float(np.clip(each, 0, seconds / tokens))
+        return float(seconds - each * tokens), each
 
 
 @dataclass
@@ -93,7 +102,8 @@ class Drafter:
         at_least = self._times.others + 1
         expected = at_least + np.cumsum(chance ** np.arange(LONGEST_DRAFT + 1)) - 1
         gains = [tokens / self._times.cost(at_least + length) for length, tokens in enumerate(expected)]
-        return int(np.argmax(gains))
+        best = int(np.argmax(gains))
+        return best if gains[best] > _LEAST_GAIN * gains[0] else 0
 
 
 def _best_proposal(combined: CombinedPrediction, retrieved: Retrieved, token: int) -> tuple[int, float] | None:
