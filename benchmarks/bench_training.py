@@ -4,10 +4,10 @@ The size is fixed: 6 layers, width 256, 8 heads, feed-forward 1,024, vocabulary 
 FLOPs are counted, not estimated: those of the matrix products that forward and backward really execute, once each
 (`count_flops`). Peak and steps are measured in turn, so that load on the machine slows both; the medians are compared.
 "One core taken" is the speed of training while another process keeps a core busy, as a share of the quiet speed of the
-same run: with threads that sleep while they wait, as the package sets them, and with spinning threads for comparison.
+same run: with threads that soon sleep when they wait, as the package sets them, and with spinning ones for comparison.
 """
 
-import spalm  # noqa: F401  # isort: skip  # before torch is loaded, so that its threads do not spin
+import spalm  # noqa: F401  # isort: skip  # before torch is loaded, so that its threads soon sleep
 
 import argparse
 import json
@@ -112,7 +112,7 @@ def share_of_quiet_speed(rounds: int, lanes: int) -> dict[str, float]:
 
 
 def measure_taken_core(rounds: int, lanes: int, threads: int | None) -> dict[str, float]:
-    """Returns the speeds with one core taken, for sleeping and for spinning threads, each in a process of its own."""
+    """Returns the speeds with one core taken, of threads that soon sleep and of spinning ones, each in its own process."""
     found = {}
     own = {name: value for name, value in os.environ.items() if name not in {POLICY, *WAITING}}
     for name, environment in (("one_core_taken", own), ("one_core_taken_spinning", {**own, **SPINNING})):

@@ -2,6 +2,7 @@
 
 import functools
 import os
+import shutil
 from collections.abc import Callable
 from importlib import import_module
 from importlib.util import find_spec
@@ -15,13 +16,15 @@ from support import typecheck
 
 typecheck.install()  # before spalm is imported
 
-from spalm.api import attach_and_export, carry_out
+from spalm.api import attach_and_export, carry_out, load
 from spalm.attachment import AttachSettings
 from spalm.compute import Execution, Hardware
 from spalm.corpus import Corpus
 from spalm.generation import RunModels
 from spalm.generation.inspection import Explorer
 from spalm.lm.pretrained import locate_pretrained
+from spalm.memory import Memory
+from spalm.neighbours import IndexSettings, make_searcher
 from spalm.runs import FinishedRun, Run
 from support.facts import make_run, write_documents, write_texts
 from support.fuzz_summary import Summary
@@ -171,3 +174,21 @@ def attached_folder(shared) -> Path:
     settings = AttachSettings(context=64, stride=48, neighbours=32, positions=4000)
     execution = Execution(Hardware("cpu", 1))
     return shared.copied("tiny", lambda folder: attach_and_export(str(model), [texts], folder, settings, execution))
+
+
+@pytest.fixture(scope="session")
+def run_folder(finished, tmp_path_factory) -> Path:
+    """A finished run with an index on disk."""
+    folder = shutil.copytree(finished.directory, tmp_path_factory.mktemp("copy") / "run")
+    shutil.rmtree(folder / "index", ignore_errors=True)
+    make_searcher(Memory(folder / "memory"), folder / "index", IndexSettings(kind="disk"))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def attached_copy(attached_folder, tmp_path_factory) -> Path:
+    """An attached model with its base model inside, as it is sent to others."""
+    folder = tmp_path_factory.mktemp("copy") / "attached"
+    load(attached_folder, execution=Execution(Hardware("cpu", 1))).to_transformers().save_pretrained(folder)
+    make_searcher(Memory(folder / "memory"), folder / "index", IndexSettings(kind="faiss"))
+    return folder

@@ -1,17 +1,11 @@
-"""What the fuzz tests share: how much is tried, the count of what goes wrong, and the folders that are attacked."""
+"""What the fuzz tests share: how much is tried, and the count of what goes wrong."""
 
 import os
-import shutil
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from spalm.api import load
-from spalm.compute import Execution, Hardware
-from spalm.memory import Memory
-from spalm.neighbours import IndexSettings, make_searcher
 from support.fuzzing import Commands, Tally
 
 FUZZ = "--fuzz"
@@ -51,21 +45,3 @@ def tally(request) -> Iterator[Tally]:
 def commands(tally, capsys, monkeypatch) -> Commands:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     return Commands(tally, capsys)
-
-
-@pytest.fixture(scope="session")
-def run_folder(finished, tmp_path_factory) -> Path:
-    """A finished run with an index on disk."""
-    folder = shutil.copytree(finished.directory, tmp_path_factory.mktemp("fuzz") / "run")
-    shutil.rmtree(folder / "index", ignore_errors=True)
-    make_searcher(Memory(folder / "memory"), folder / "index", IndexSettings(kind="disk"))
-    return folder
-
-
-@pytest.fixture(scope="session")
-def attached_copy(attached_folder, tmp_path_factory) -> Path:
-    """An attached model with its base model inside, as it is sent to others."""
-    folder = tmp_path_factory.mktemp("fuzz") / "attached"
-    load(attached_folder, execution=Execution(Hardware("cpu", 1))).to_transformers().save_pretrained(folder)
-    make_searcher(Memory(folder / "memory"), folder / "index", IndexSettings(kind="faiss"))
-    return folder

@@ -10,25 +10,7 @@ from spalm.compute import Execution, Hardware
 from spalm.digests import SUMS
 from spalm.errors import InputError
 from spalm.maintenance import verify_directory
-from spalm.memory import Memory
-from spalm.neighbours import IndexSettings, make_searcher
 from support.commands import refused, spalm
-
-
-@pytest.fixture(scope="module")
-def run_folder(finished, tmp_path_factory) -> Path:
-    folder = shutil.copytree(finished.directory, tmp_path_factory.mktemp("verify") / "run")
-    shutil.rmtree(folder / "index", ignore_errors=True)
-    make_searcher(Memory(folder / "memory"), folder / "index", IndexSettings(kind="disk"))
-    return folder
-
-
-@pytest.fixture(scope="module")
-def attached_copy(attached_folder, tmp_path_factory) -> Path:
-    """A copy with its base model inside, as it is sent to others."""
-    folder = tmp_path_factory.mktemp("verify") / "attached"
-    load(attached_folder, execution=Execution(Hardware("cpu", 1))).to_transformers().save_pretrained(folder)
-    return folder
 
 
 def test_a_file_that_is_missing_is_found(run_folder, tmp_path):
