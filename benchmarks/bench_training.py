@@ -112,7 +112,7 @@ def share_of_quiet_speed(rounds: int, lanes: int) -> dict[str, float]:
 
 
 def measure_taken_core(rounds: int, lanes: int, threads: int | None) -> dict[str, float]:
-    """Returns the speeds with one core taken, of threads that soon sleep and of spinning ones, each in its own process."""
+    """Returns the speeds with one core taken, by threads that soon sleep and by spinning ones, in a process each."""
     found = {}
     own = {name: value for name, value in os.environ.items() if name not in {POLICY, *WAITING}}
     for name, environment in (("one_core_taken", own), ("one_core_taken_spinning", {**own, **SPINNING})):
