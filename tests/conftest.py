@@ -173,7 +173,13 @@ def attached_folder(shared) -> Path:
     model = shared.once("llama-of-documents", fill)
     settings = AttachSettings(context=64, stride=48, neighbours=32, positions=4000)
     execution = Execution(Hardware("cpu", 1))
-    return shared.copied("tiny", lambda folder: attach_and_export(str(model), [texts], folder, settings, execution))
+
+    def attach(folder: Path) -> None:
+        attach_and_export(str(model), [texts], folder, settings, execution)
+        # Loops are compiled here, once: every worker and server that comes later finds them in the cache.
+        load(folder, execution=execution).generate("nu1 nu2", max_tokens=2)
+
+    return shared.copied("tiny", attach)
 
 
 @pytest.fixture(scope="session")

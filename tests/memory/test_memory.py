@@ -2,7 +2,10 @@
 
 import json
 import os
+import shutil
 import subprocess
+from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -272,10 +275,13 @@ def test_a_crash_while_remembering_loses_nothing(tmp_path, texts, monkeypatch):
 
 @pytest.mark.slow
 def test_a_crash_while_forgetting_or_compacting_never_brings_anything_back(tmp_path, texts, monkeypatch):
-    def prepare(step: int) -> Memory:
-        memory = new_memory(tmp_path / f"{step}", ENCODER)
-        add(memory, texts)
-        return memory
+    whole, smaller = tmp_path / "whole", tmp_path / "smaller"
+    add(new_memory(whole, ENCODER), texts)
+    shutil.copytree(whole, smaller)
+    Memory(smaller).forget(["text-5"])
+
+    def copied(folder: Path) -> Callable[[int], Memory]:
+        return lambda step: Memory(shutil.copytree(folder, tmp_path / f"{folder.name}-{step}"))
 
     left = {id: entry for id, entry in expected(texts).items() if entry[2] != "text-5"}
 
@@ -286,15 +292,10 @@ def test_a_crash_while_forgetting_or_compacting_never_brings_anything_back(tmp_p
     def check_forget(memory: Memory, finished: bool) -> None:
         assert contents(memory) in ([left] if finished else [left, expected(texts)])
 
-    assert _until_it_survives(monkeypatch, prepare, forget, check_forget) > 2
-
-    def prepare_compact(step: int) -> Memory:
-        memory = prepare(1000 + step)
-        memory.forget(["text-5"])
-        return memory
+    assert _until_it_survives(monkeypatch, copied(whole), forget, check_forget) > 2
 
     steps = _until_it_survives(
-        monkeypatch, prepare_compact, lambda memory: memory.compact(), lambda memory, _: _same(contents(memory), left)
+        monkeypatch, copied(smaller), lambda memory: memory.compact(), lambda memory, _: _same(contents(memory), left)
     )
     assert steps > 15
 
