@@ -26,7 +26,7 @@ TOOLS := $(VENV)-release
 # The tests start many processes: each would compile the package anew where nothing compiled is kept. There are four
 # workers for two cores, because many tests wait for other processes.
 PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
-BENCHMARKS := attach training neighbours spalm ray disk plan exact generation serving
+BENCHMARKS := attach training neighbours spalm ray disk plan exact generation answers serving
 
 .PHONY: setup lock audit sbom demo lint quick-tests check test fuzz docs soak bench $(addprefix bench-,$(BENCHMARKS)) clean
 

@@ -4,8 +4,12 @@ import os
 
 POLICY = "OMP_WAIT_POLICY"
 """Environment variable of the OpenMP standard by which users choose how the threads of any runtime wait."""
-WAITING = {"GOMP_SPINCOUNT": "2000", "KMP_BLOCKTIME": "0"}
-"""Environment variables that make waiting threads sleep: soon in GNU's runtime, at once in Intel's and LLVM's."""
+WAITING = {"GOMP_SPINCOUNT": "2000", "KMP_BLOCKTIME": "0", POLICY: "ACTIVE"}
+"""Environment variables that make waiting threads sleep: soon in GNU's runtime, at once in Intel's and LLVM's.
+
+Without the policy, GNU's runtime cuts the spinning to a twentieth as soon as a second thread of Python has used OpenMP,
+which is always so in a server.
+"""
 
 
 def spin_briefly() -> None:

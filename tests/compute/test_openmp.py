@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from spalm.openmp import POLICY, WAITING
+from spalm.openmp import WAITING
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="torch uses another runtime there")
 
 
 def displayed(code: str, **given: str) -> dict[str, str]:
     """Returns the settings that the OpenMP runtime itself reports while a program runs."""
-    clean = {name: value for name, value in os.environ.items() if name not in {POLICY, *WAITING}}
+    clean = {name: value for name, value in os.environ.items() if name not in WAITING}
     environment = {**clean, "OMP_DISPLAY_ENV": "verbose", **given}
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
     return dict(re.findall(r"(\w+) = '(.*)'", found.stderr))
@@ -38,7 +38,7 @@ def test_threads_spin_briefly():
 
 def test_importing_spalm_alone_is_light():
     code = "import sys, os, spalm; print('torch' in sys.modules, *map(os.environ.get, sys.argv[1:]))"
-    clean = {name: value for name, value in os.environ.items() if name not in {POLICY, *WAITING}}
+    clean = {name: value for name, value in os.environ.items() if name not in WAITING}
     command = [sys.executable, "-c", code, *WAITING]
     found = subprocess.run(command, capture_output=True, text=True, check=True, env=clean)
     assert found.stdout.split() == ["False", *WAITING.values()]

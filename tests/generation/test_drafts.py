@@ -160,14 +160,30 @@ def test_beside_others_a_draft_pays_less():
     assert Drafter(None, times, sure)._length_that_pays() < alone
 
 
+def test_noise_of_long_passes_does_not_make_drafts_cheap():
+    """Passes of eight answers with drafts take 25 + 7 ms a token, with noise; all but the control have drafts."""
+    random = np.random.default_rng(0)
+    times = PassTimes()
+    for number in range(300):
+        tokens = 8 if times.next_is_control else int(random.integers(20, 60))
+        waiting = 10 if number % 50 == 0 else random.uniform(0.8, 1.6)
+        times.note(tokens, (0.025 + 0.007 * tokens) * waiting)
+    times.others = 7
+    likely = replace(DraftRecord(), right=np.full(4, 60.0), tried=np.full(4, 100.0))
+    assert Drafter(None, times, likely)._length_that_pays() == 0
+
+
 def test_times_of_passes_are_a_line_that_follows_the_machine():
     times = PassTimes()
     assert times.cost(1) == 1 < times.cost(5)
+    times.note(1, 100.0)  # something is compiled
     times.note(8, 2.0)
     assert times.cost(8) > 1, "one number of tokens tells nothing of the others: the assumed cost counts"
     times = times_of(lambda tokens: 1.5 + 0.5 * tokens)
     assert times.cost(3) == pytest.approx(1.5, rel=0.02)
     assert times.cost(9) == pytest.approx(3.0, rel=0.02)
+    control = [number for number in range(64) if (times.next_is_control, times.note(1, 2.0))[0]]
+    assert np.diff(control).tolist() == [16] * (len(control) - 1), "now and then a pass is made without drafts"
     for _ in range(200):
         times.note(1, 1.0)
         times.note(5, 1.0)

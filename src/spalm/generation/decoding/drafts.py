@@ -21,25 +21,46 @@ _PRIOR_RIGHT, _PRIOR_TOKENS = 0.6, 4.0
 """Share of draft tokens that are right before any was tried, and the number of tokens that this counts for."""
 _PRIOR_COST = 0.1
 """Time that each further token adds to a pass before that was measured, in passes over one token."""
-_PRIOR_WEIGHT = 0.5
-"""Sum of squared differences of passes' tokens that count as much as the assumed cost."""
+_PRIOR_WEIGHT = 0.002
+"""Sum of squared differences of passes' 1 / tokens that counts as much as the assumed cost."""
 _MEMORY = 0.97
 """Factor by which the weight of a pass falls with each later one."""
+_SURPRISE = 3
+"""A pass that takes longer than this many times what is expected counts as that: it waited for something else."""
+_CONTROL = 16
+"""Every so many passes, one is made without drafts, so that its time is known."""
 _LEAST_GAIN = 1.05
 """Factor by which a draft must be expected to raise the speed."""
 
 
 class PassTimes:
-    """Times of passes by their numbers of tokens, for one model: a line through them. Later passes count more."""
+    """Times of passes by their numbers of tokens, for one model: seconds = base + each * tokens.
+
+    Noise grows with the time of a pass, so what is fitted is the line seconds / tokens = each + base * (1 / tokens).
+    Later passes count more.
+    """
 
     def __init__(self) -> None:
         self.others = 0
         """Number of tokens that other answers read in the same pass."""
-        self._sums = np.zeros(5)  # of weights, tokens, squared tokens, seconds, and tokens times seconds
+        self._passes = 0
+        self._sums = np.zeros(5)  # of weights, x, x**2, y and x * y, where x = 1 / tokens and y = seconds / tokens
+
+    @property
+    def next_is_control(self) -> bool:
+        """Whether the next pass should be made without drafts."""
+        return self._passes % _CONTROL == _CONTROL - 1
 
     def note(self, tokens: int, seconds: float) -> None:
-        """Adds the time of one pass."""
-        self._sums = _MEMORY * self._sums + [1, tokens, tokens**2, seconds, tokens * seconds]
+        """Adds the time of one pass. The first does not count: loops are compiled and files are opened in it."""
+        self._passes += 1
+        if self._passes == 1:
+            return
+        if self._sums[0]:
+            base, each = self._line()
+            seconds = min(seconds, _SURPRISE * (base + each * tokens))
+        x, y = 1 / tokens, seconds / tokens
+        self._sums = _MEMORY * self._sums + [1, x, x**2, y, x * y]
 
     def cost(self, tokens: int) -> float:
         """Returns the time of a pass over this many tokens, in passes over one."""
@@ -51,12 +72,12 @@ class PassTimes:
         weight = self._sums[0]
         if not weight:
             return 1 - _PRIOR_COST, _PRIOR_COST
-        tokens, squares, seconds, products = self._sums[1:] / weight
-        prior = seconds * _PRIOR_COST / (1 + _PRIOR_COST * (tokens - 1))
-        known = weight * (squares - tokens**2)
-        each = (weight * (products - tokens * seconds) + _PRIOR_WEIGHT * prior) / (known + _PRIOR_WEIGHT)
-        each = float(np.clip(each, 0, seconds / tokens))
-        return float(seconds - each * tokens), each
+        x, squares, y, products = self._sums[1:] / weight
+        prior = y * (1 - _PRIOR_COST) / (_PRIOR_COST + (1 - _PRIOR_COST) * x)
+        known = weight * (squares - x**2)
+        base = (weight * (products - x * y) + _PRIOR_WEIGHT * prior) / (known + _PRIOR_WEIGHT)
+        base = float(np.clip(base, 0, y / x))
+        return base, float(y - base * x)
 
 
 @dataclass
@@ -89,7 +110,7 @@ class Drafter:
 
     def propose(self, combined: CombinedPrediction, retrieved: Retrieved, token: int, most: int) -> list[int]:
         """Returns what may follow `token`, which was picked from the first position of a prediction."""
-        if (best := _best_proposal(combined, retrieved, token)) is None:
+        if self._times.next_is_control or (best := _best_proposal(combined, retrieved, token)) is None:
             return []
         entry, strength = best
         self._strength = int(np.searchsorted(_STRENGTHS, strength))
