@@ -21,7 +21,7 @@ from spalm.console import print_json, say
 from spalm.files import write_json
 from spalm.generation import AnswerBatch, AnswerRequest, GenerationOptions, Model, Sampling
 from spalm.lm import BatchReader
-from spalm.openmp import WAITING
+from spalm.openmp import POLICY, WAITING
 
 TOKENS = 32
 """Number of tokens of an answer."""
@@ -68,7 +68,7 @@ def main() -> None:
     given = parser.parse_args()
     folder = given.attached or memories(given.work, Path(os.environ["SPALM_DATA"]), [])["0.1M entries"]
     folder = without_test(folder, given.work / f"{folder.name}-without-test")
-    waiting = {name: os.environ[name] for name in WAITING if name in os.environ}
+    waiting = {name: os.environ[name] for name in (POLICY, *WAITING) if name in os.environ}
     result: dict = {"cores": available_cores(), "tokens": TOKENS, "waiting": waiting, "backends": {}}
     for backend in given.backends:
         model = spalm.load(folder, execution=Execution(spalm.Hardware("cpu", available_cores(), backend=backend)))

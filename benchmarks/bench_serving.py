@@ -105,7 +105,9 @@ def ours(folder: Path, slots: int) -> list[str]:
 
 async def client(address: str, prompts: list[str], measured: Measured) -> None:
     """Sends requests one after the other and notes what comes."""
-    async with httpx.AsyncClient(base_url=address, timeout=PATIENCE) as http:
+    # Each request has a connection of its own: llama.cpp's server may close one just when it is used again.
+    alone = httpx.Limits(max_keepalive_connections=0)
+    async with httpx.AsyncClient(base_url=address, timeout=PATIENCE, limits=alone) as http:
         for prompt in prompts:
             asked = {"prompt": prompt, "max_tokens": TOKENS, "temperature": 0, "stream": True}
             asked["stream_options"] = {"include_usage": True}

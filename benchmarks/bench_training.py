@@ -27,7 +27,7 @@ from spalm.compute import Hardware
 from spalm.corpus import Batch
 from spalm.lm import NetworkSettings, Transformer, count_flops, parameter_count, segment_loss
 from spalm.lm.lane_threads import with_lane_threads
-from spalm.openmp import WAITING
+from spalm.openmp import POLICY, WAITING
 from spalm.training import OptimiserSettings
 from training_steps import TrainingSteps
 
@@ -114,7 +114,7 @@ def share_of_quiet_speed(rounds: int, lanes: int) -> dict[str, float]:
 def measure_taken_core(rounds: int, lanes: int, threads: int | None) -> dict[str, float]:
     """Returns the speeds with one core taken, by threads that soon sleep and by spinning ones, in a process each."""
     found = {}
-    own = {name: value for name, value in os.environ.items() if name not in WAITING}
+    own = {name: value for name, value in os.environ.items() if name not in {POLICY, *WAITING}}
     for name, environment in (("one_core_taken", own), ("one_core_taken_spinning", {**own, **SPINNING})):
         command = [sys.executable, __file__, "--taken-core", "--rounds", str(rounds), "--lanes", str(lanes)]
         command += [] if threads is None else ["--threads", str(threads)]

@@ -37,27 +37,27 @@ torch.set_num_threads(1)  # the tensors here are tiny: a second thread only wait
 
 LONGEST = (
     "fuzz/test_openapi.py",
-    "fuzz/test_kills.py",
     "fuzz/test_flips.py",
-    "fuzz/test_hostile_files.py",
-    "server/explorer/test_page.py",
-    "compute/test_ray_commands.py",
-    "compute/test_ray_engine.py",
     "cli/test_pipeline.py",
+    "compute/test_ray_engine.py",
+    "compute/test_ray_commands.py",
+    "fuzz/test_hostile_files.py",
+    "fuzz/test_kills.py",
+    "server/explorer/test_page.py",
     "training/test_torchrun.py",
-    "generation/hugging_face/test_model.py",
+    "memory/test_memory.py",
     "test_api.py",
     "study/test_analyses.py",
-    "memory/exact/test_index.py",
     "test_examples.py",
+    "generation/hugging_face/test_model.py",
+    "memory/exact/test_index.py",
     "corpus/test_build.py",
-    "memory/test_memory.py",
     "test_docs.py",
     "attachment/test_attach.py",
     "cli/test_models.py",
     "generation/test_facts.py",
 )
-"""Files whose tests take longest, the longest first."""
+"""Files whose tests take longest. The first four are begun at once: none of them waits for what another prepares."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

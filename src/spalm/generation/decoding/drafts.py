@@ -7,6 +7,7 @@ the passes so far and by how often drafts were right after proposals of that str
 """
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -62,8 +63,8 @@ class PassTimes:
         x, y = 1 / tokens, seconds / tokens
         self._sums = _MEMORY * self._sums + [1, x, x**2, y, x * y]
 
-    def cost(self, tokens: int) -> float:
-        """Returns the time of a pass over this many tokens, in passes over one."""
+    def cost(self, tokens: int | np.ndarray) -> Any:
+        """Returns the time of a pass over this many tokens, or of several passes, in passes over one."""
         base, each = self._line()
         return (base + each * tokens) / (base + each)
 
@@ -76,7 +77,7 @@ class PassTimes:
         prior = y * (1 - _PRIOR_COST) / (_PRIOR_COST + (1 - _PRIOR_COST) * x)
         known = weight * (squares - x**2)
         base = (weight * (products - x * y) + _PRIOR_WEIGHT * prior) / (known + _PRIOR_WEIGHT)
-        base = float(np.clip(base, 0, y / x))
+        base = min(max(float(base), 0.0), float(y / x))
         return base, float(y - base * x)
 
 
@@ -121,8 +122,9 @@ class Drafter:
         """Returns the length with most expected tokens, of all answers, in the time of a pass; 0 if no draft pays."""
         chance = self._record.chance(self._strength)
         at_least = self._times.others + 1
-        expected = at_least + np.cumsum(chance ** np.arange(LONGEST_DRAFT + 1)) - 1
-        gains = [tokens / self._times.cost(at_least + length) for length, tokens in enumerate(expected)]
+        lengths = np.arange(LONGEST_DRAFT + 1)
+        expected = at_least + np.cumsum(chance**lengths) - 1
+        gains = expected / self._times.cost(at_least + lengths)
         best = int(np.argmax(gains))
         return best if gains[best] > _LEAST_GAIN * gains[0] else 0
 

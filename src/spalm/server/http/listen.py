@@ -12,6 +12,7 @@ from fastapi import FastAPI
 
 from spalm.console import console, say
 from spalm.errors import InputError
+from spalm.openmp import end_idle_threads
 from spalm.server.http.connections import BACKLOG, BoundedConfig, end_overdue
 from spalm.server.http.hosts import address_of, is_loopback, plain_host
 from spalm.server.http.log import bounded_log
@@ -54,6 +55,7 @@ def serve(app: FastAPI, host: str, port: int, title: str, *, no_key: bool = Fals
         if not (is_loopback(host) or app.state.has_key):
             say(f"anyone who can reach {host} can now read the texts of this run")
         say(f"{title} is at http://{shown}:{listener.getsockname()[1]}/ ; stop it with Ctrl-C")
+        end_idle_threads()  # the model works in a thread of its own from now on
         with _quiet_shutdown(), bounded_log():
             BoundedServer(app).run(sockets=[listener])
         app.state.queue.stop()
