@@ -77,7 +77,8 @@ class _Verifier:
         if is_memory(folder):
             self._memory(folder)
             return self._found
-        if any((folder / name).exists() for name in Catalogue.FILES):
+        # Without shards nothing is lost: making the memory was interrupted, and begins anew.
+        if any((folder / name).exists() for name in Catalogue.FILES) and any(folder.glob("shards/*")):
             self._found.damaged.append(f"{folder / IDENTITY} is missing; restore {folder} from a copy")
         checked = self._files(folder)
         if (folder / ATTACHED_FILE).exists():

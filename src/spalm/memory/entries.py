@@ -84,6 +84,7 @@ class Entries:
         self._keyless = np.isin(runs[:, 2], list(without_keys))
         self.width = shards.width
         """Number of dimensions of a key."""
+        self._first_ids, self._counts = (np.ascontiguousarray(runs[:, column]) for column in (0, 1))
         self._ends = np.cumsum(runs[:, 1])
         self._starts = self._ends - runs[:, 1]
         self._addresses: dict[Column, _MappedRuns] = {}
@@ -114,12 +115,10 @@ class Entries:
 
     def rows(self, ids: Int[np.ndarray, "*n"]) -> Int[np.ndarray, "*n"]:
         """Returns the rows of entries, MISSING for ids that are not alive."""
-        if not len(self):
-            return np.full(np.shape(ids), MISSING)
-        run = np.searchsorted(self.runs[:, 0], ids, side="right") - 1
-        offset = ids - self.runs[run.clip(0), 0]
-        alive = (run >= 0) & (offset < self.runs[run.clip(0), 1])
-        return np.where(alive, self._starts[run.clip(0)] + offset, MISSING)
+        rows = np.empty(np.size(ids), np.int64)
+        flat = np.ascontiguousarray(ids, np.int64).reshape(-1)
+        kernels.rows_of(flat, self._first_ids, self._counts, self._starts, MISSING, rows)
+        return rows.reshape(np.shape(ids))
 
     def first_row(self, id: int) -> int:
         """Returns the row of the first entry with this id or a higher one."""

@@ -28,6 +28,16 @@ def _pointer(_, address):
 
 
 @compiled()
+def rows_of(ids, firsts, counts, starts, missing, rows):
+    """Fills in the rows of entries by their ids; run r has counts[r] ids from firsts[r] on, and begins at starts[r]."""
+    for place in range(len(ids)):
+        run = np.searchsorted(firsts, ids[place], side="right") - 1
+        rows[place] = missing
+        if run >= 0 and ids[place] - firsts[run] < counts[run]:
+            rows[place] = starts[run] + ids[place] - firsts[run]
+
+
+@compiled()
 def take_tokens(addresses, starts, ends, first, rows, tokens):
     """Fills in the tokens of any rows."""
     for place in range(len(rows)):

@@ -51,10 +51,10 @@ class CombinedPrediction:
     def weight_of(self, token: int, retrieved: Retrieved) -> float:
         """Returns the weight that a token has within the memory's share at the first position."""
         count = min(self.neighbour_weights.shape[1], retrieved.ids.shape[1])
-        weight = float(self.neighbour_weights[0, :count][retrieved.tokens[0, :count] == token].sum())
+        weight = self.neighbour_weights[0, :count] @ (retrieved.tokens[0, :count] == token).float()
         if self.match_weights is not None and retrieved.matched is not None:
-            weight += float(self.match_weights[0][retrieved.matched.tokens[0] == token].sum())
-        return weight
+            weight = weight + (self.match_weights[0] * (retrieved.matched.tokens[0] == token)).sum()
+        return float(weight)
 
     def proposals(self, retrieved: Retrieved) -> list[tuple[int, int, float]]:
         """Returns (id, token, weight) of each retrieved entry that has a weight at the first position.

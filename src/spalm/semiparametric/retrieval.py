@@ -52,6 +52,8 @@ class Retrieved:
 
     def nearest(self, count: int) -> "Retrieved":
         """Returns the `count` nearest neighbours of each position."""
+        if self.tokens.shape[-1] <= count:
+            return self
         near = self.tokens[..., :count], self.distances[..., :count], self.ids[..., :count]
         return Retrieved(*near, matched=self.matched)
 
@@ -62,7 +64,9 @@ class Retrieved:
 
     def padded(self, count: int) -> "Retrieved":
         """Returns at least `count` columns; the added ones hold no neighbour."""
-        missing = (0, max(0, count - self.tokens.shape[-1]))
+        if self.tokens.shape[-1] >= count:
+            return self
+        missing = (0, count - self.tokens.shape[-1])
         pad = torch.nn.functional.pad
         return Retrieved(
             pad(self.tokens, missing),

@@ -57,6 +57,32 @@ class _Batch:
         return _Batch(*chosen)
 
 
+class _Buffers:
+    """The arrays from which llama.cpp reads a batch; they are made once, because making them takes long."""
+
+    def __init__(self, api: Any):
+        self._tokens, self._places, self._numbers = np.zeros((3, _BATCH), np.int32)
+        self._one_each, self._wanted = np.ones(_BATCH, np.int32), np.zeros(_BATCH, np.int8)
+        self._addresses = self._numbers.ctypes.data + 4 * np.arange(_BATCH, dtype=np.uint64)
+        self._batch = api.llama_batch(n_tokens=0)
+        for name, values in (
+            ("token", self._tokens),
+            ("pos", self._places),
+            ("n_seq_id", self._one_each),
+            ("seq_id", self._addresses),
+            ("logits", self._wanted),
+        ):
+            kind = type(getattr(self._batch, name))
+            setattr(self._batch, name, ctypes.cast(values.ctypes.data, kind))
+
+    def filled(self, part: _Batch, *, outputs: bool) -> Any:
+        """Returns a batch in llama.cpp's form; `outputs`: hidden states and logits are wanted."""
+        count = self._batch.n_tokens = len(part.tokens)
+        self._tokens[:count], self._places[:count], self._numbers[:count] = part.tokens, part.places, part.numbers
+        self._wanted[:count] = outputs
+        return self._batch
+
+
 class LlamaModel:
     """A model of llama.cpp. It reads up to `sequences` texts at a time, each of up to `context_length` tokens."""
 
@@ -70,6 +96,7 @@ class LlamaModel:
         self.width: int = self._api.llama_model_n_embd(self._model)
         self.vocabulary: int = self._api.llama_vocab_n_tokens(self._api.llama_model_get_vocab(self._model))
         self._threads = threads
+        self._buffers = _Buffers(self._api)
         self._opened: list[Any] = []  # contexts of llama.cpp
         weakref.finalize(self, _free, self._api, self._model, self._opened)
         self.reserve(sequences)
@@ -171,22 +198,9 @@ class LlamaModel:
     def _decode(self, part: "_Batch", *, outputs: bool) -> None:
         """Runs one pass of llama.cpp; `outputs`: hidden states and logits are computed."""
         self._api.llama_set_embeddings(self._context, outputs)
-        count = len(part.tokens)
-        tokens, places, numbers = part.tokens, part.places, part.numbers
-        one_each, wanted = np.ones(count, np.int32), np.full(count, outputs, np.int8)
-        addresses = numbers.ctypes.data + 4 * np.arange(count, dtype=np.uint64)
-        batch = self._api.llama_batch(n_tokens=count)
-        for name, values in (
-            ("token", tokens),
-            ("pos", places),
-            ("n_seq_id", one_each),
-            ("seq_id", addresses),
-            ("logits", wanted),
-        ):
-            kind = type(getattr(batch, name))
-            setattr(batch, name, ctypes.cast(values.ctypes.data, kind))
-        code = self._api.llama_decode(self._context, batch)
+        code = self._api.llama_decode(self._context, self._buffers.filled(part, outputs=outputs))
         if code:
+            count = len(part.tokens)
             raise InputError(f"{self.path}: llama.cpp could not read {count:,} tokens (code {code}); give less text")
 
     @torch.inference_mode()

@@ -67,9 +67,11 @@ def last_contexts(numbers: Int[np.ndarray, "tokens"], count: int) -> Int[np.ndar
 
     Every number is one higher than the token's id; 0 is a border, which no match extends across.
     """
-    padded = np.concatenate([np.zeros(LONGEST, np.int64), numbers])
-    windows = np.lib.stride_tricks.sliding_window_view(padded, LONGEST)
-    return np.ascontiguousarray(windows[len(windows) - count :, ::-1])
+    found = np.zeros((count, LONGEST), np.int64)
+    for row, end in enumerate(range(len(numbers) - count + 1, len(numbers) + 1)):
+        before = numbers[max(0, end - LONGEST) : end]
+        found[row, : len(before)] = before[::-1]
+    return found
 
 
 class SearchedContexts:

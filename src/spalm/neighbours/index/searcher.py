@@ -46,8 +46,7 @@ class Searcher:
         """
         self.searched += len(queries)
         entries = self.memory.entries().with_keys
-        own = np.full(len(queries), NOT_AN_ENTRY) if own is None else own
-        excluded = query_exclusion(entries, own, exclusion)
+        excluded = QueryExclusion.nothing(len(queries)) if own is None else query_exclusion(entries, own, exclusion)
         last = len(entries) if below is None else entries.first_row(below)
         recent = self._recent(queries, count, entries, excluded, last)
         ids = np.full((len(queries), count), MISSING, np.int64)
