@@ -45,7 +45,7 @@ def test_the_readmes_example_runs_as_it_stands(tmp_path, monkeypatch, capsys):
     pytest.importorskip("transformers")
     articles = tmp_path / "home" / "articles"
     articles.mkdir(parents=True)
-    write_documents(articles, documents=8)
+    write_documents(articles, documents=6)
     text = "".join(path.read_text() for path in sorted(articles.iterdir()))
     write_model(tmp_path / "HuggingFaceTB" / "SmolLM2-135M-Instruct", "llama", text)
     recipes, texts = tmp_path / "recipes", tmp_path / "texts"

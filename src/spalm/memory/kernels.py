@@ -6,12 +6,17 @@ begin at row first[r] of the file at addresses[r].
 
 import numba
 import numpy as np
+from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
 from spalm.compute.compiled import compiled
 
+_AHEAD = 4
+"""Number of keys ahead of the present one that are fetched: they lie anywhere, so each would be waited for."""
+_LINE = np.uint64(64)
+"""Bytes of a cache line."""
 # Half-precision numbers as bits: the magnitude moved into place is the number divided by 2^112.
 _MAGNITUDE, _SIGN = np.uint32(0x7FFF), np.uint32(0x8000)
 _SCALE = np.float32(2.0**112)
@@ -25,6 +30,22 @@ def _pointer(_, address):
         return builder.inttoptr(arguments[0], cgutils.voidptr_t)
 
     return types.voidptr(address), code  # pyright: ignore
+
+
+@intrinsic
+def _prefetch(_, address):
+    """Has the processor fetch the cache line at an address, and goes on meanwhile."""
+
+    def code(context, builder, signature, arguments):  # noqa: ARG001
+        number = ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [cgutils.voidptr_t, number, number, number])
+        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
+        pointer = builder.inttoptr(arguments[0], cgutils.voidptr_t)
+        to_read, keep, data = number(0), number(3), number(1)
+        builder.call(function, [pointer, to_read, keep, data])
+        return context.get_dummy_value()
+
+    return types.none(address), code  # pyright: ignore
 
 
 @compiled()
@@ -46,6 +67,16 @@ def take_tokens(addresses, starts, ends, first, rows, tokens):
         tokens[place] = file[first[run] + rows[place] - starts[run]]
 
 
+@compiled()
+def _prefetch_key(addresses, starts, ends, first, row, width):
+    """Fetches the key of a row."""
+    run = np.searchsorted(ends, row, side="right")
+    size = np.uint64(2 * width)
+    begin = addresses[run] + np.uint64(first[run] + row - starts[run]) * size
+    for offset in range(np.uint64(0), size, _LINE):
+        _prefetch(begin + offset)
+
+
 @compiled(fastmath={"reassoc", "contract"})
 def squared_distances(addresses, starts, ends, first, rows, queries, distances):
     """Fills in the squared distance of each query to the keys of its rows; rows below 0 are left out."""
@@ -54,6 +85,8 @@ def squared_distances(addresses, starts, ends, first, rows, queries, distances):
     for query in range(len(rows)):
         for place in range(rows.shape[1]):
             row = rows[query, place]
+            if place + _AHEAD < rows.shape[1] and rows[query, place + _AHEAD] >= 0:
+                _prefetch_key(addresses, starts, ends, first, rows[query, place + _AHEAD], width)
             if row < 0:
                 continue
             run = np.searchsorted(ends, row, side="right")

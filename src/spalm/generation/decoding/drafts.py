@@ -7,9 +7,9 @@ the passes so far and by how often drafts were right after proposals of that str
 """
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
+from jaxtyping import Float, Int
 
 from spalm.memory import MISSING, Memory
 from spalm.semiparametric import CombinedPrediction, Retrieved
@@ -26,6 +26,10 @@ _PRIOR_WEIGHT = 0.002
 """Sum of squared differences of passes' 1 / tokens that counts as much as the assumed cost."""
 _MEMORY = 0.97
 """Factor by which the weight of a pass falls with each later one."""
+_LINE_WEIGHT = 2.0
+"""Number of passes over some number of tokens that count as much as the line through all passes."""
+_TABLE = 128
+"""Number of columns of the table of passes that were seen."""
 _SURPRISE = 3
 """A pass that takes longer than this many times what is expected counts as that: it waited for something else."""
 _CONTROL = 16
@@ -38,7 +42,8 @@ class PassTimes:
     """Times of passes by their numbers of tokens, for one model: seconds = base + each * tokens.
 
     Noise grows with the time of a pass, so what is fitted is the line seconds / tokens = each + base * (1 / tokens).
-    Later passes count more.
+    Later passes count more. Where passes over some number of tokens were seen, their mean corrects the line: one token
+    is read by other loops than several.
     """
 
     def __init__(self) -> None:
@@ -46,6 +51,7 @@ class PassTimes:
         """Number of tokens that other answers read in the same pass."""
         self._passes = 0
         self._sums = np.zeros(5)  # of weights, x, x**2, y and x * y, where x = 1 / tokens and y = seconds / tokens
+        self._seen = np.zeros((2, _TABLE))  # weights and seconds of passes, by their number of tokens
 
     @property
     def next_is_control(self) -> bool:
@@ -62,11 +68,15 @@ class PassTimes:
             seconds = min(seconds, _SURPRISE * (base + each * tokens))
         x, y = 1 / tokens, seconds / tokens
         self._sums = _MEMORY * self._sums + [1, x, x**2, y, x * y]
+        self._seen *= _MEMORY
+        if tokens < _TABLE - 1:  # the last column stays empty
+            self._seen[:, tokens] += 1, seconds
 
-    def cost(self, tokens: int | np.ndarray) -> Any:
-        """Returns the time of a pass over this many tokens, or of several passes, in passes over one."""
+    def seconds(self, tokens: Int[np.ndarray, "n"]) -> Float[np.ndarray, "n"]:
+        """Returns the times of passes over these numbers of tokens."""
         base, each = self._line()
-        return (base + each * tokens) / (base + each)
+        weights, seen = self._seen[:, np.minimum(tokens, _TABLE - 1)]
+        return (seen + _LINE_WEIGHT * (base + each * tokens)) / (weights + _LINE_WEIGHT)
 
     def _line(self) -> tuple[float, float]:
         """Returns the seconds of a pass, and those of each of its tokens."""
@@ -124,7 +134,7 @@ class Drafter:
         at_least = self._times.others + 1
         lengths = np.arange(LONGEST_DRAFT + 1)
         expected = at_least + np.cumsum(chance**lengths) - 1
-        gains = expected / self._times.cost(at_least + lengths)
+        gains = expected / self._times.seconds(at_least + lengths)
         best = int(np.argmax(gains))
         return best if gains[best] > _LEAST_GAIN * gains[0] else 0
 

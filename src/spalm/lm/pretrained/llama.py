@@ -46,11 +46,12 @@ class _Batch:
     @classmethod
     def of(cls, pieces: Sequence[tuple[SequenceState, Sequence[int]]]) -> "_Batch":
         """Returns the pieces of several texts as one batch."""
-        return cls(
-            np.concatenate([np.asarray(piece, np.int32) for _, piece in pieces]),
-            np.concatenate([np.arange(len(piece), dtype=np.int32) + state.tokens for state, piece in pieces]),
-            np.concatenate([np.full(len(piece), state.number, np.int32) for state, piece in pieces]),
-        )
+        tokens, places, numbers = [], [], []
+        for state, piece in pieces:
+            tokens += piece
+            places += range(state.tokens, state.tokens + len(piece))
+            numbers += [state.number] * len(piece)
+        return cls(*np.array([tokens, places, numbers], np.int32))
 
     def __getitem__(self, rows: Any) -> "_Batch":
         chosen = (np.ascontiguousarray(each[rows]) for each in (self.tokens, self.places, self.numbers))
@@ -172,8 +173,8 @@ class LlamaModel:
         if int(batch.tokens.min(initial=0)) < 0 or int(batch.tokens.max(initial=0)) >= self.vocabulary:
             highest = int(batch.tokens.max())
             raise InputError(f"{self.path}: token {highest} is not in its vocabulary of {self.vocabulary:,}")
-        wanted = np.concatenate([np.arange(len(piece)) >= len(piece) - n for (_, piece), n in zip(pieces, counts)])
-        if np.count_nonzero(~wanted) >= _SILENT:
+        wanted = _last_of_each([len(piece) for _, piece in pieces], counts)
+        if len(wanted) - sum(counts) >= _SILENT:
             silent, batch, wanted = batch[~wanted], batch[wanted], wanted[wanted]
             for start in range(0, len(silent.tokens), _BATCH):
                 self._decode(silent[start : start + _BATCH], outputs=False)
@@ -191,9 +192,10 @@ class LlamaModel:
     def _outputs(self, count: int, wanted: Bool[np.ndarray, "n"]) -> Outputs:
         """Returns copies of what the last pass computed for `count` positions, of those that are wanted."""
         found = [self._api.llama_get_embeddings(self._context), self._api.llama_get_logits(self._context)]
-        shapes = (count, self.width), (count, self.vocabulary)
-        hidden, logits = (np.ctypeslib.as_array(one, shape)[wanted] for one, shape in zip(found, shapes))
-        return Outputs(torch.from_numpy(hidden), torch.from_numpy(logits))
+        hidden, logits = torch.empty(count, self.width), torch.empty(count, self.vocabulary)
+        for address, copy in zip(found, (hidden, logits)):
+            ctypes.memmove(copy.data_ptr(), address, 4 * copy.numel())
+        return Outputs(hidden, logits) if wanted.all() else Outputs(hidden[wanted], logits[wanted])
 
     def _decode(self, part: "_Batch", *, outputs: bool) -> None:
         """Runs one pass of llama.cpp; `outputs`: hidden states and logits are computed."""
@@ -265,6 +267,13 @@ class LlamaModel:
         ):
             if (found - at_once.logits).square().mean().sqrt() > _TOLERANCE * at_once.logits.std():
                 raise InputError(f"{self.path}: {problem}, so a memory cannot be mixed in; use --backend torch")
+
+
+def _last_of_each(lengths: Sequence[int], counts: Sequence[int]) -> Bool[np.ndarray, "n"]:
+    """Returns a mask of the last `counts[i]` positions of each piece of `lengths[i]` positions, piece after piece."""
+    if list(lengths) == list(counts):
+        return np.ones(sum(lengths), bool)
+    return np.concatenate([np.arange(length) >= length - count for length, count in zip(lengths, counts)])
 
 
 def _import_llama_cpp() -> Any:
