@@ -123,15 +123,19 @@ def prediction(ids: list[int], tokens: list[int], weights: list[float]) -> tuple
     return CombinedPrediction(scores, torch.tensor([0.98]), torch.tensor([weights])), retrieved
 
 
+def picked(token: int) -> GeneratedToken:
+    return GeneratedToken(token, "", 0.0, memory_share=1.0)
+
+
 def test_a_draft_follows_the_strongest_proposal_of_the_token(model):
     entries = model.store.entries()
     first, second = (int(entries.live_documents.first_ids[number]) for number in (0, 1))
     drafter = Drafter(model.store, times_of(lambda _: 1.0), DraftRecord())
     for chosen, weights in ((first, [0.9, 0.1]), (second, [0.1, 0.9])):
-        found = drafter.propose(*prediction([first, second], [7, 7], weights), 7, 5)
-        assert found == entries.tokens_of(np.arange(chosen + 1, chosen + 6)).tolist()
-    assert drafter.propose(*prediction([first], [7], [1.0]), 8, 5) == [], "nothing proposed it"
-    assert drafter.propose(*prediction([first], [7], [1.0]), 7, 0) == []
+        found = drafter.propose(*prediction([first, second], [7, 7], weights), picked(7))
+        assert found == entries.tokens_of(np.arange(chosen + 1, chosen + 1 + len(found))).tolist()
+        assert found
+    assert drafter.propose(*prediction([first], [7], [1.0]), picked(8)) == [], "nothing proposed it"
 
 
 def test_a_draft_ends_with_its_document(model):
@@ -146,13 +150,13 @@ def test_drafts_are_as_long_as_pays():
     record = DraftRecord()
     cheap, dear = times_of(lambda tokens: 1 + 0.02 * tokens), times_of(lambda tokens: 0.1 + 0.9 * tokens)
     memory = None
-    assert Drafter(memory, cheap, record)._length_that_pays() > 2
-    assert Drafter(memory, dear, record)._length_that_pays() == 0
+    assert Drafter(memory, cheap, record).lengths_that_pay()[0] > 2
+    assert Drafter(memory, dear, record).lengths_that_pay()[0] == 0
     for _ in range(50):
         record.note(0, 0, failed=True)
-    assert Drafter(memory, cheap, record)._length_that_pays() <= 1
+    assert Drafter(memory, cheap, record).lengths_that_pay()[0] <= 1
     sure = replace(DraftRecord(), right=np.full(4, 99.0), tried=np.full(4, 100.0))
-    assert Drafter(memory, cheap, sure)._length_that_pays() == LONGEST_DRAFT
+    assert Drafter(memory, cheap, sure).lengths_that_pay()[0] == LONGEST_DRAFT
 
 
 def test_beside_others_a_draft_pays_less():
@@ -161,9 +165,9 @@ def test_beside_others_a_draft_pays_less():
         times_of(lambda tokens: 2.0 + tokens),
         replace(DraftRecord(), right=np.full(4, 80.0), tried=np.full(4, 100.0)),
     )
-    alone = Drafter(None, times, sure)._length_that_pays()
+    alone = Drafter(None, times, sure).lengths_that_pay()[0]
     times.others = 15
-    assert Drafter(None, times, sure)._length_that_pays() < alone
+    assert Drafter(None, times, sure).lengths_that_pay()[0] < alone
 
 
 def test_noise_of_long_passes_does_not_make_drafts_cheap():
@@ -176,7 +180,7 @@ def test_noise_of_long_passes_does_not_make_drafts_cheap():
         times.note(tokens, (0.025 + 0.007 * tokens) * waiting)
     times.others = 7
     likely = replace(DraftRecord(), right=np.full(4, 60.0), tried=np.full(4, 100.0))
-    assert Drafter(None, times, likely)._length_that_pays() == 0
+    assert Drafter(None, times, likely).lengths_that_pay()[0] == 0
 
 
 def test_times_of_passes_are_a_line_that_follows_the_machine():

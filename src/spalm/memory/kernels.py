@@ -74,7 +74,7 @@ def _prefetch_key(addresses, starts, ends, first, row, width):
     size = np.uint64(2 * width)
     begin = addresses[run] + np.uint64(first[run] + row - starts[run]) * size
     for offset in range(np.uint64(0), size, _LINE):
-        _prefetch(begin + offset)
+        _prefetch(begin + offset)  # pyright: ignore
 
 
 @compiled(fastmath={"reassoc", "contract"})

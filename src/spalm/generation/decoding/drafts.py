@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from jaxtyping import Float, Int
 
+from spalm.generation.answer import GeneratedToken
 from spalm.memory import MISSING, Memory
 from spalm.semiparametric import CombinedPrediction, Retrieved
 
@@ -34,7 +35,7 @@ _SURPRISE = 3
 """A pass that takes longer than this many times what is expected counts as that: it waited for something else."""
 _CONTROL = 16
 """Every so many passes, one is made without drafts, so that its time is known."""
-_LEAST_GAIN = 1.05
+_LEAST_GAIN = 1.1
 """Factor by which a draft must be expected to raise the speed."""
 
 
@@ -103,9 +104,10 @@ class DraftRecord:
         self.right[strength] += right
         self.tried[strength] += right + failed
 
-    def chance(self, strength: int) -> float:
-        """Returns the chance that a draft token is right if those before it are."""
-        return float(self.right[strength] / self.tried[strength])
+    @property
+    def chances(self) -> Float[np.ndarray, "strengths"]:
+        """The chance that a draft token is right if those before it are."""
+        return self.right / self.tried
 
 
 class Drafter:
@@ -119,24 +121,33 @@ class Drafter:
         """Notes how far the last draft was right."""
         self._record.note(self._strength, right, failed=failed)
 
-    def propose(self, combined: CombinedPrediction, retrieved: Retrieved, token: int, most: int) -> list[int]:
-        """Returns what may follow `token`, which was picked from the first position of a prediction."""
-        if self._times.next_is_control or (best := _best_proposal(combined, retrieved, token)) is None:
+    def propose(self, combined: CombinedPrediction, retrieved: Retrieved, picked: GeneratedToken) -> list[int]:
+        """Returns what may follow a token, which was picked from the first position of a prediction."""
+        if self._times.next_is_control:
+            return []
+        lengths = self.lengths_that_pay()
+        if not lengths[: 1 + _class_of(picked.memory_share)].any():  # no proposal is stronger than all together
+            return []
+        if (best := _best_proposal(combined, retrieved, picked.id)) is None:
             return []
         entry, strength = best
-        self._strength = int(np.searchsorted(_STRENGTHS, strength))
-        length = min(self._length_that_pays(), most)
+        self._strength = _class_of(strength)
+        length = int(lengths[self._strength])
         return continuation(self._memory, entry, length) if length else []
 
-    def _length_that_pays(self) -> int:
-        """Returns the length with most expected tokens, of all answers, in the time of a pass; 0 if no draft pays."""
-        chance = self._record.chance(self._strength)
+    def lengths_that_pay(self) -> Int[np.ndarray, "strengths"]:
+        """Returns the length with most expected tokens, of all answers, in the time of a pass, after proposals of each
+        strength; 0 where no draft pays."""
         at_least = self._times.others + 1
         lengths = np.arange(LONGEST_DRAFT + 1)
-        expected = at_least + np.cumsum(chance**lengths) - 1
+        expected = at_least + np.cumsum(self._record.chances[:, None] ** lengths, axis=1) - 1
         gains = expected / self._times.seconds(at_least + lengths)
-        best = int(np.argmax(gains))
-        return best if gains[best] > _LEAST_GAIN * gains[0] else 0
+        return np.where(gains.max(1) > _LEAST_GAIN * gains[:, 0], gains.argmax(1), 0)
+
+
+def _class_of(strength: float) -> int:
+    """Returns the number of the class that a proposal belongs to."""
+    return int(np.searchsorted(_STRENGTHS, strength))
 
 
 def _best_proposal(combined: CombinedPrediction, retrieved: Retrieved, token: int) -> tuple[int, float] | None:

@@ -139,7 +139,7 @@ class Generation:
             if self._draft:
                 self._drafter.learn(len(found) - 1, failed=wrong > 0)
             most = sampling.max_tokens - self._picked - 1
-            self._draft = self._drafter.propose(combined[here], retrieved[here], self._last, most)
+            self._draft = self._drafter.propose(combined[here], retrieved[here], found[-1])[:most]
         self._unread = [self._last, *self._draft]
         return found
 
