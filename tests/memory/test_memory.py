@@ -1,9 +1,11 @@
 """What a memory holds, gives back, refuses and forgets."""
 
+import gc
 import json
 import os
 import shutil
 import subprocess
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
@@ -395,3 +397,18 @@ def test_a_memory_says_what_its_keys_are(memory):
     content = json.loads((memory.directory / "memory.json").read_text())
     assert content["identity"]["width"] == WIDTH
     assert content["identity"]["encoder"]["digest"] == "stub"
+
+
+def test_what_an_earlier_version_mapped_is_let_go_at_once(tmp_path, texts):
+    """Without waiting for Python's garbage collector: a server that adds documents would run out of open files."""
+    memory = new_memory(tmp_path / "memory", ENCODER)
+    add(memory, texts)
+    earlier = weakref.ref(memory.entries())
+    assert len(memory.entries().with_keys.take_tokens(np.arange(3))) == 3
+    gc.disable()
+    try:
+        memory.forget(["text-5"])
+        assert len(memory.entries())
+        assert earlier() is None
+    finally:
+        gc.enable()

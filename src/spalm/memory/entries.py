@@ -97,11 +97,16 @@ class Entries:
     def __len__(self) -> int:
         return int(self._ends[-1]) if len(self._ends) else 0
 
-    @cached_property
+    @property
     def with_keys(self) -> "Entries":
         """The entries that have keys, which are those that a search for nearest contexts can find."""
+        return self if self._keyed is None else self._keyed
+
+    @cached_property
+    def _keyed(self) -> "Entries | None":
+        """The entries that have keys; None if all have. A reference to itself would keep all files open for long."""
         if not self._keyless.any():
-            return self
+            return None
         return Entries(self.live_documents, self.runs[~self._keyless], self._shards)
 
     def labels(self, start: int, stop: int) -> Int[np.ndarray, "rows"]:
