@@ -412,3 +412,21 @@ def test_what_an_earlier_version_mapped_is_let_go_at_once(tmp_path, texts):
         assert earlier() is None
     finally:
         gc.enable()
+
+
+def open_files() -> int:
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
+
+
+def test_the_files_of_a_memory_do_not_stay_open(tmp_path):
+    """A server to which documents are added one by one has two files of each: more than a process may have open."""
+    memory = new_memory(tmp_path / "memory", ENCODER)
+    for number in range(40):
+        add(memory, {f"text-{number}": [number] * 5})
+    entries = memory.entries()
+    before = open_files()
+    rows = np.arange(len(entries))
+    entries.squared_distances(np.zeros((1, WIDTH), np.float32), rows[None])
+    assert entries.take_tokens(rows).tolist() == [number for number in range(40) for _ in range(5)]
+    entries.prefetch(rows)
+    assert open_files() < before + 10

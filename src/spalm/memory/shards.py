@@ -8,15 +8,16 @@ import hashlib
 import re
 from collections.abc import Container
 from functools import lru_cache
-from mmap import MADV_RANDOM, MADV_WILLNEED, PAGESIZE
+from mmap import MADV_RANDOM, MADV_WILLNEED
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 from jaxtyping import Int
 
+from spalm.compute.mapping import advise, map_rows
 from spalm.errors import DamagedError, InputError
-from spalm.files import child, most_open_files, remove_leftovers, write_atomically
+from spalm.files import child, remove_leftovers, write_atomically
 
 Column = Literal["keys", "tokens"]
 """Name of one of a shard's two files."""
@@ -25,8 +26,8 @@ SHARD_BYTES = 64 << 20
 one for each worker."""
 NO_KEYS = ""
 """What the catalogue has in place of a digest for a shard whose entries have no keys."""
-_MOST_MAPPED = 256
-"""Highest number of files that stay mapped."""
+_MOST_MAPPED = 4096
+"""Highest number of files that stay mapped while nothing reads them."""
 _SHARD_FILE = re.compile(r"(\d{8,})\.(?:keys|tokens)")
 """Name of a shard's file."""
 
@@ -38,8 +39,8 @@ class Shards:
         self.folder, self.width, self.vocabulary = folder, width, vocabulary
         self.formats: dict[Column, tuple[str, tuple[int, ...]]] = {"keys": ("<f2", (width,)), "tokens": ("<i4", ())}
         """Type of each column's numbers, and shape of a row."""
-        self.mapped = lru_cache(maxsize=min(_MOST_MAPPED, most_open_files() // 4))(self._map)
-        """Returns a shard's file as a memory-mapped array; the last ones used stay mapped, and so open."""
+        self.mapped = lru_cache(maxsize=_MOST_MAPPED)(self._map)
+        """Returns a shard's file as a memory-mapped array; the last ones used stay mapped."""
 
     def __reduce__(self) -> tuple:
         """Pickles only the path and the sizes: another process opens the files itself."""
@@ -90,12 +91,11 @@ class Shards:
 
     def prefetch(self, column: Column, shard: int, rows: Int[np.ndarray, "n"]) -> None:
         """Has the system read these rows from disk, all at once and nothing around them."""
-        file = self.mapped(column, shard)._mmap  # pyright: ignore[reportAttributeAccessIssue]
-        file.madvise(MADV_RANDOM)
-        size = self.bytes(column, 1)
-        for first in (rows * size).tolist():
-            begin = first // PAGESIZE * PAGESIZE
-            file.madvise(MADV_WILLNEED, begin, first + size - begin)
+        mapped = self.mapped(column, shard)
+        address, size = mapped.ctypes.data, self.bytes(column, 1)
+        advise(address, mapped.nbytes, MADV_RANDOM)
+        for row in rows.tolist():
+            advise(address + row * size, size, MADV_WILLNEED)
 
     def write(self, shard: int, keys: np.ndarray | None, tokens: np.ndarray) -> tuple[str, str]:
         """Puts a shard on disk, synced, and returns the digests of its files. It counts once the catalogue names it."""
@@ -130,6 +130,9 @@ class Shards:
 
     def _map(self, column: Column, shard: int) -> np.ndarray:
         """Returns one of a shard's files as a memory-mapped array."""
-        dtype, inner = self.formats[column]
-        path = self._existing(column, shard)
-        return np.memmap(path, dtype, "r", shape=(path.stat().st_size // self.bytes(column, 1), *inner))
+        try:
+            return map_rows(self._existing(column, shard), *self.formats[column])
+        except OSError as error:
+            raise InputError(
+                f"{error}; if the memory has very many shards, `spalm compact {self.folder.parent}` joins them"
+            ) from None

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from mmap import MADV_RANDOM, MADV_WILLNEED, PAGESIZE
+from mmap import MADV_RANDOM, MADV_WILLNEED
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ from spalm.compute import (
     split_rows,
     unfinished_parts,
 )
+from spalm.compute.mapping import advise
 from spalm.console import bar
 from spalm.files import write_atomically
 from spalm.neighbours.index.ivf import (
@@ -152,24 +153,18 @@ class _MappedLists:
     def __init__(self, lists: faiss.InvertedLists):
         self._lists: Any = faiss.downcast_InvertedLists(lists)
         self._lists.prefetch_nthread = 0
-        self._madvise = ctypes.CDLL(None, use_errno=True).madvise
-        self._give_advice(0, self._lists.totsize, MADV_RANDOM)
+        advise(int(self._lists.ptr), self._lists.totsize, MADV_RANDOM)
 
     def rename(self, name: str) -> None:
         """Sets the file name that the index will look for when it is read."""
         self._lists.filename = name
 
-    def _give_advice(self, first: int, last: int, advice: int) -> None:
-        """Advises the system about the bytes [first, last) of the file. Advice that is not taken does no harm."""
-        base = int(self._lists.ptr)
-        begin = (base + first) // PAGESIZE * PAGESIZE
-        self._madvise(ctypes.c_void_p(begin), ctypes.c_size_t(base + last - begin), advice)
-
     def fetch(self, numbers: Int[np.ndarray, "n"]) -> None:
         """Has the system read these lists, all at once."""
         for number in numbers.tolist():
             held = self._lists.lists.at(number)
-            self._give_advice(held.offset, held.offset + held.capacity * (self._lists.code_size + 8), MADV_WILLNEED)
+            size = held.capacity * (self._lists.code_size + 8)
+            advise(int(self._lists.ptr) + held.offset, size, MADV_WILLNEED)
 
 
 @dataclass(frozen=True)
