@@ -140,7 +140,7 @@ def test_references_are_complete(hooks):
 
 @pytest.mark.slow
 def test_the_site_is_built_without_a_warning(hooks, tmp_path):  # noqa: ARG001
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
     built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert built.returncode == 0, built.stderr
     for page in (tmp_path / "site").rglob("*.html"):

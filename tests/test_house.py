@@ -59,6 +59,8 @@ FOREIGN_NAMES = {
     *("asking", "assigning", "answering", "bulk"),
 }
 """File names that do not say what is in the file."""
+NAMES_OF_MANY = {"KIND", "VERSION"}
+"""Constants that every stage has."""
 MAIN = PACKAGE / "__main__.py"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 RECIPES = sorted(path.stem for path in recipe_folder().glob("*.yaml"))
@@ -163,6 +165,22 @@ def test_the_words_are_the_fields():
         if re.search(r"kitchen|\bdesk\b|shelf", line, re.IGNORECASE)
     ]
     assert not found, "\n".join(found)
+
+
+def test_no_two_public_things_have_one_name():
+    """Excepted: what the public API and the command line call by the name of the function behind it."""
+    places: dict[str, set[str]] = {}
+    for path in MODULES:
+        if path.parent == PACKAGE or path.parent.name == "cli":
+            continue
+        for node in ast.parse(path.read_text()).body:
+            targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", node)]
+            for target in targets:
+                name = getattr(target, "name", getattr(target, "id", "_"))
+                if not name.startswith("_"):
+                    places.setdefault(name, set()).add(named(path))
+    twice = {name: files for name, files in places.items() if len(files) > 1 and name not in NAMES_OF_MANY}
+    assert not twice
 
 
 def test_file_names_say_what_is_in_them():

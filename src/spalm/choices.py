@@ -18,10 +18,12 @@ RowName = Literal[
 """Name of a row of the results."""
 HeldOut = Literal["dev", "test"]
 """Name of a split on which rows are scored."""
-ANALYSES = (
+ANALYSIS_NAMES = (
     *("strips", "outputs", "gates", "heatmap", "neighbours", "matches"),
     *("overlap", "significance", "position", "frequency", "ablation", "curves"),
 )
 """Names of the analyses of a finished run, in the order of the report."""
 LEAST_SPAN = 6
 """Number of tokens of the shortest span that tracing reports by default."""
+LARGEST = 2**31 - 1
+"""Highest number that options and fields for counts and places take."""

@@ -132,22 +132,22 @@ def test_weights_of_another_network_are_refused(corpus, tmp_path):
 def test_a_damaged_checkpoint_is_refused(corpus, tmp_path):
     model = Transformer(settings().network, corpus.vocabulary).initialise(0)
     optimiser = torch.optim.AdamW(model.parameters())
-    checkpoint.save(tmp_path, checkpoint.Progress(step=3), model, optimiser, memories=[])
+    checkpoint.save_checkpoint(tmp_path, checkpoint.Progress(step=3), model, optimiser, memories=[])
     path = tmp_path / "checkpoint" / "000000003" / "tensors.safetensors"
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.write_bytes(content)
     with pytest.raises(InputError, match="damaged"):
-        checkpoint.load(tmp_path, model, optimiser, device=torch.device("cpu"))
+        checkpoint.load_checkpoint(tmp_path, model, optimiser, device=torch.device("cpu"))
 
 
 def test_a_half_written_checkpoint_does_not_count(corpus, tmp_path):
     model = Transformer(settings().network, corpus.vocabulary).initialise(0)
     optimiser = torch.optim.AdamW(model.parameters())
-    checkpoint.save(tmp_path, checkpoint.Progress(step=3), model, optimiser, memories=[])
+    checkpoint.save_checkpoint(tmp_path, checkpoint.Progress(step=3), model, optimiser, memories=[])
     shutil.copytree(tmp_path / "checkpoint" / "000000003", tmp_path / "checkpoint" / "000000007")
     (tmp_path / "checkpoint" / "000000007" / "progress.json").unlink()
-    progress, _ = checkpoint.load(tmp_path, model, optimiser, device=torch.device("cpu"))
+    progress, _ = checkpoint.load_checkpoint(tmp_path, model, optimiser, device=torch.device("cpu"))
     assert progress.step == 3
 
 

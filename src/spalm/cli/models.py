@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from spalm.choices import LEAST_SPAN
+from spalm.choices import LARGEST, LEAST_SPAN
 from spalm.cli.application import app
 from spalm.cli.options import (
-    LARGEST,
     PORT,
     Address,
     AllowHost,

@@ -10,9 +10,6 @@ from spalm.choices import BackendName, EngineName, NetworkName, RowName
 if TYPE_CHECKING:
     from spalm.memory import Memory
 
-LARGEST = 2**31 - 1
-"""Highest number that options for counts take."""
-
 
 def given_path(value: Path | str) -> Path:
     """Returns the path that was given; an empty one, often a variable that is not set, is not the current folder."""

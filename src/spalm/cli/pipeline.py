@@ -5,10 +5,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from spalm.choices import CORPORA, IndexKind
+from spalm.choices import CORPORA, LARGEST, IndexKind
 from spalm.cli.application import app
 from spalm.cli.options import (
-    LARGEST,
     Address,
     Assignments,
     Bf16,

@@ -8,10 +8,9 @@ import typer
 from rich.markup import escape
 from rich.padding import Padding
 
-from spalm.choices import ANALYSES, HeldOut, RowName
+from spalm.choices import ANALYSIS_NAMES, LARGEST, HeldOut, RowName
 from spalm.cli.application import app
 from spalm.cli.options import (
-    LARGEST,
     PORT,
     AllowHost,
     Assignments,
@@ -34,7 +33,8 @@ from spalm.errors import InputError
 def study_(
     directory: RunArgument,
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="[NAME]...", help=f"Some of {', '.join(ANALYSES)}; default: all.")
+        list[str] | None,
+        typer.Argument(metavar="[NAME]...", help=f"Some of {', '.join(ANALYSIS_NAMES)}; default: all."),
     ] = None,
     out: Annotated[
         Path | None,

@@ -20,7 +20,7 @@ from spalm.files import own_folder, write_json
 from spalm.maintenance.removal import Place, remove_forgotten
 from spalm.memory import Entries, LiveDocuments
 
-FOLDER = "receipts"
+_FOLDER = "receipts"
 """Folder of the receipts in a directory."""
 _WINDOW, _WINDOWS = 12, 8
 """Number of tokens of a piece of a document that is searched for, and number of such pieces."""
@@ -77,7 +77,7 @@ def forget_with_receipt(directory: Path, names: list[str]) -> Receipt:
 
 def _write(root: Path, content: dict[str, Any]) -> Path:
     """Writes a receipt to a file of its own."""
-    folder = own_folder(root, FOLDER)
+    folder = own_folder(root, _FOLDER)
     stamp = content["at"].replace(":", "").replace("-", "").removesuffix("+0000")
     path = folder / f"forget-{stamp}-{content['sha256'][:8]}.json"
     with updating_sums(folder, [path.name]):

@@ -8,7 +8,7 @@ from spalm.memory.entries import Entries
 from spalm.memory.shards import NO_KEYS, Column, Shards
 from spalm.memory.verification import verify_shard
 
-Run = list[int]
+_Run = list[int]
 """Consecutive entries: first id, number of entries, shard, and row in the shard."""
 
 
@@ -43,7 +43,7 @@ def rewrite_shards(catalogue: Catalogue, shards: Shards, entries: Entries) -> No
         connection.executemany("INSERT INTO extents VALUES (?, ?, ?, ?)", extents)
 
 
-def _read_group(shards: Shards, column: Column, group: list[Run]) -> np.ndarray:
+def _read_group(shards: Shards, column: Column, group: list[_Run]) -> np.ndarray:
     """Returns a column of the entries of some runs."""
     return np.concatenate([shards.read(column, number, row, count) for _, count, number, row in group])
 
@@ -68,9 +68,9 @@ def _worth_rewriting(catalogue: Catalogue, shards: Shards, entries: Entries, col
     return sorted(partly_dead | small if len(small) > 1 else partly_dead)
 
 
-def _groups(runs: Int[np.ndarray, "runs 4"], size: int) -> list[list[Run]]:
+def _groups(runs: Int[np.ndarray, "runs 4"], size: int) -> list[list[_Run]]:
     """Returns the runs in groups of at most `size` entries; long runs are cut."""
-    groups: list[list[Run]] = []
+    groups: list[list[_Run]] = []
     room = 0
     for first, count, shard, row in runs.tolist():
         while count:

@@ -81,7 +81,7 @@ def _squared_gap(half, vector):
 
 
 @_compiled
-def squared_distances(halves, rows, vectors, out):
+def distances_to_rows(halves, rows, vectors, out):
     """Writes the squared distance of vector i and row rows[i, j] of `halves` to out[i, j]; infinity for MISSING.
 
     `halves` is float16, given by its bits.

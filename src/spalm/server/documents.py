@@ -9,9 +9,9 @@ from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.convertors import StringConvertor, register_url_convertor
 
+from spalm.choices import LARGEST
 from spalm.generation import Model
 from spalm.server.http import JsonRoute
-from spalm.server.http.fields import LARGEST
 from spalm.server.queue import RequestQueue
 
 _MOST = 10_000

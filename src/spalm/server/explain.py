@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from spalm.generation import Model
 from spalm.generation.inspection import explain_position, explain_tokens
 from spalm.server.http import JsonRoute
-from spalm.server.http.fields import Count, Items
+from spalm.server.http.fields import Items, NonNegative
 from spalm.server.queue import RequestQueue
 
 
@@ -19,7 +19,7 @@ class ExplainRequest(BaseModel):
     model_config = ConfigDict(extra="forbid")
     text: str | None = None
     prompt: str | None = None
-    position: Count | Annotated[Items[Count], Field(max_length=100)] = []
+    position: NonNegative | Annotated[Items[NonNegative], Field(max_length=100)] = []
 
     @model_validator(mode="after")
     def _one_text(self) -> "ExplainRequest":

@@ -27,8 +27,8 @@ from spalm.errors import DamagedError, InputError, first_line
 from spalm.files import read_json, replacing, write_json
 from spalm.training.replica import full_tensor, shard_like
 
-ModuleType = TypeVar("ModuleType", bound=nn.Module)
-FOLDER = "checkpoint"
+_ModuleType = TypeVar("_ModuleType", bound=nn.Module)
+CHECKPOINTS = "checkpoint"
 """Name of the folder of checkpoints in a model's directory."""
 
 
@@ -56,7 +56,7 @@ def save_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
 
 
 @torch.random.fork_rng(devices=[])
-def load_network(make: Callable[[], ModuleType], path: Path) -> ModuleType:
+def load_network(make: Callable[[], _ModuleType], path: Path) -> _ModuleType:
     """Returns a new network with the parameters of a safetensors file; raises an error if they are another network's.
 
     The parameters that a network is made with use random numbers. Those of the caller, who may be sampling with a
@@ -80,7 +80,7 @@ def load_network(make: Callable[[], ModuleType], path: Path) -> ModuleType:
     return model
 
 
-def save(
+def save_checkpoint(
     directory: Path,
     progress: Progress,
     model: nn.Module,
@@ -115,18 +115,18 @@ def save(
 
 def _write(directory: Path, progress: Progress, tensors: dict[str, Tensor]) -> None:
     """Writes the files of a checkpoint, then removes older checkpoints."""
-    folder = directory / FOLDER / f"{progress.step:09d}"
+    folder = directory / CHECKPOINTS / f"{progress.step:09d}"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     save_tensors(folder / "tensors.safetensors", tensors)
     digest = digest_of_file(folder / "tensors.safetensors")
     write_json(folder / "progress.json", {**asdict(progress), "sha256": digest})
-    for older in sorted((directory / FOLDER).iterdir()):
+    for older in sorted((directory / CHECKPOINTS).iterdir()):
         if older != folder:
             shutil.rmtree(older)
 
 
-def load(
+def load_checkpoint(
     directory: Path,
     model: nn.Module,
     optimiser: torch.optim.Optimizer,
@@ -178,7 +178,7 @@ def _own_lanes(memories: dict[str, Tensor], ranks: Ranks) -> list[Tensor]:
 
 def _newest(directory: Path) -> Path | None:
     """Returns the folder of the newest complete checkpoint; None if there is none."""
-    complete = sorted(path.parent for path in (directory / FOLDER).glob("*/progress.json"))
+    complete = sorted(path.parent for path in (directory / CHECKPOINTS).glob("*/progress.json"))
     return complete[-1] if complete else None
 
 

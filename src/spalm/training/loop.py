@@ -137,7 +137,7 @@ class _Trainer:
             self._add_gradients(task.first_step, [])
             self._optimiser.zero_grad(set_to_none=True)
         torch.manual_seed(settings.seed + 1 + self._ranks.rank)  # for dropout; the parameters were drawn before
-        self.progress, lanes_memory = checkpoint.load(
+        self.progress, lanes_memory = checkpoint.load_checkpoint(
             directory,
             self._replica.model,
             self._optimiser,
@@ -207,7 +207,9 @@ class _Trainer:
         """Writes everything that the next step depends on."""
         began = time.monotonic()
         model, optimiser = self._replica.model, self._optimiser
-        checkpoint.save(self._directory, self.progress, model, optimiser, memories=self._memories, ranks=self._ranks)
+        checkpoint.save_checkpoint(
+            self._directory, self.progress, model, optimiser, memories=self._memories, ranks=self._ranks
+        )
         self._saved = time.monotonic()
         self._save_seconds = self._saved - began
 

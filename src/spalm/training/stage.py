@@ -6,7 +6,7 @@ from typing import Any
 
 from spalm.artifact import Draft, Stage
 from spalm.compute import Execution
-from spalm.training.checkpoint import FOLDER
+from spalm.training.checkpoint import CHECKPOINTS
 
 _WORK = "there is work"
 """Value that the first rank broadcasts when the artifact is not there yet; None ends the stage."""
@@ -26,7 +26,7 @@ def run_training_stage(
     ranks.refuse_unless_equal({"settings": stage.settings, **stage.parents}, f"data for {directory.name}", remedy)
 
     def fill(draft: Draft) -> tuple[dict[str, Any], list[str]]:
-        draft.scratch(FOLDER)
+        draft.scratch(CHECKPOINTS)
         ranks.broadcast(_WORK)
         return make(draft.directory)
 

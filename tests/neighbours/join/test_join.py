@@ -7,7 +7,7 @@ from spalm.neighbours import MISSING, Exclusion, serial_map
 from spalm.neighbours.join.join import Join, JoinPlan, JoinQueries, JoinTask
 from spalm.neighbours.join.layout import PartitionedVectors, partition_on_disk
 from spalm.neighbours.join.tuning import RecallSample, tune_join
-from spalm.neighbours.kernels import squared_distances
+from spalm.neighbours.kernels import distances_to_rows
 from spalm.neighbours.parallel import Workers
 from spalm.neighbours.partitions import NEAR, Partitions, learn_space, partition_points
 from support.arrays import Array, brute_force, clustered
@@ -181,9 +181,9 @@ def test_distances_of_every_half_precision_number():
     rows = np.arange(len(halves))[:, None]
     found = np.empty(rows.shape, np.float32)
     vectors = np.full((len(halves), 1), 0.5, np.float32)
-    squared_distances(halves.view(np.uint16)[:, None], rows, vectors, found)
+    distances_to_rows(halves.view(np.uint16)[:, None], rows, vectors, found)
     np.testing.assert_allclose(found[:, 0], (halves.astype(np.float64) - 0.5) ** 2, rtol=1e-6)
-    squared_distances(halves.view(np.uint16)[:, None], np.full_like(rows, MISSING), vectors, found)
+    distances_to_rows(halves.view(np.uint16)[:, None], np.full_like(rows, MISSING), vectors, found)
     assert np.isinf(found).all()
 
 

@@ -2,10 +2,10 @@
 
 from spalm.generation.inspection.explain import ExplainedPosition, explain_position, explain_tokens
 from spalm.generation.inspection.explorer import Explorer
-from spalm.generation.inspection.passages import LONGEST, CorpusPassage, Passage, PassageReader, Switches
+from spalm.generation.inspection.passages import LONGEST_PASSAGE, CorpusPassage, Passage, PassageReader, Switches
 
 __all__ = [
-    "LONGEST",
+    "LONGEST_PASSAGE",
     "CorpusPassage",
     "ExplainedPosition",
     "Explorer",

@@ -14,7 +14,7 @@ from spalm.corpus import token_in_text, visible_token
 from spalm.errors import InputError
 from spalm.generation.inspection.passages import (
     EVERYTHING_ON,
-    LONGEST,
+    LONGEST_PASSAGE,
     Passage,
     PassageReader,
     ReadPassage,
@@ -63,7 +63,7 @@ class Explorer:
             "models": [{"name": each.name, "memory": each.has_memory} for each in self.models.variants()],
             "between": self.models.tokeniser.separator,
             "memory": {"entries": len(entries), "documents": len(entries.live_documents)},
-            "longest": LONGEST,
+            "longest": LONGEST_PASSAGE,
         }
 
     def documents(self, split: HeldOut, containing: str, most: int = 200) -> list[dict[str, Any]]:

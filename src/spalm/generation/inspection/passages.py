@@ -21,9 +21,9 @@ from spalm.neighbours import drop_neighbours
 from spalm.runs import HeldOut
 from spalm.semiparametric import Matched, Retrieved
 
-LONGEST = 2000
+LONGEST_PASSAGE = 2000
 """Number of tokens of the longest passage."""
-_MOST_SIGNS = 32 * LONGEST
+_MOST_SIGNS = 32 * LONGEST_PASSAGE
 """Number of signs from which a text is refused before it is tokenised."""
 _KEPT = 8
 """Number of read passages that are kept."""
@@ -131,10 +131,10 @@ class PassageReader:
 
     def _read_text(self, text: str) -> ReadPassage:
         if len(text) > _MOST_SIGNS:
-            raise InputError(f"the text has {len(text):,} signs; give 1 to {LONGEST:,} tokens")
+            raise InputError(f"the text has {len(text):,} signs; give 1 to {LONGEST_PASSAGE:,} tokens")
         stream = stream_of_text(text, _TITLE, self._models.tokeniser)
-        if not 0 < len(stream) <= LONGEST:
-            raise InputError(f"the text has {len(stream):,} tokens; give 1 to {LONGEST:,}")
+        if not 0 < len(stream) <= LONGEST_PASSAGE:
+            raise InputError(f"the text has {len(stream):,} tokens; give 1 to {LONGEST_PASSAGE:,}")
         variants = self._models.variants()
         networks = {each.network.name: each.network for each in variants}
         states = {name: read_states(network, stream, 0, len(stream)) for name, network in networks.items()}
@@ -152,8 +152,8 @@ class PassageReader:
         name = text.names[place.document]
         if not 0 <= place.offset < end - begin:
             raise InputError(f"offset {place.offset}: {name} has {end - begin:,} tokens")
-        if not 0 < place.length <= LONGEST:
-            raise InputError(f"length {place.length}: give 1 to {LONGEST:,}")
+        if not 0 < place.length <= LONGEST_PASSAGE:
+            raise InputError(f"length {place.length}: give 1 to {LONGEST_PASSAGE:,}")
         first = begin + place.offset
         rows = np.arange(first, min(end, first + place.length))
         variants = self._models.variants(place.split, first)

@@ -9,7 +9,7 @@ from spalm.compute.compiled import compiled
 
 
 @compiled()
-def reversed_contexts(tokens, begins, positions, contexts):
+def write_reversed_contexts(tokens, begins, positions, contexts):
     """Fills `contexts` with the query of each position: the tokens before it, back to where its document begins."""
     for row in range(len(positions)):
         for back in range(contexts.shape[1]):

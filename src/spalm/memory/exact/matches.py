@@ -53,7 +53,7 @@ def reversed_contexts(
     """Returns the queries of positions of a text: the tokens before each in its document, the last one first."""
     contexts = np.empty((len(positions), length), np.int64)
     begins = stream.begins[stream.documents_of(positions)]
-    kernels.reversed_contexts(stream.tokens, begins, positions, contexts)
+    kernels.write_reversed_contexts(stream.tokens, begins, positions, contexts)
     return contexts
 
 

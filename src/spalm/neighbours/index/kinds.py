@@ -18,14 +18,14 @@ FILES = (FILE, LISTS, PARTITIONS, IDS, LEAVES)
 """Files that indexes of one kind or another leave in their folder."""
 
 
-class ExactIndex:
+class FlatIndex:
     """No index at all: it proposes nothing and nothing can be added, so the searcher compares every entry."""
 
     effort = most_effort = 1
     on_disk = False
 
     @classmethod
-    def build(cls, entries: Vectors, seed: int, folder: Path, engine: Engine) -> "ExactIndex":  # noqa: ARG003
+    def build(cls, entries: Vectors, seed: int, folder: Path, engine: Engine) -> "FlatIndex":  # noqa: ARG003
         """Returns an index of nothing."""
         return cls()
 
@@ -44,12 +44,12 @@ class ExactIndex:
         """Writes nothing."""
 
     @classmethod
-    def load(cls, folder: Path) -> "ExactIndex":  # noqa: ARG003
+    def load(cls, folder: Path) -> "FlatIndex":  # noqa: ARG003
         """Returns an index of nothing."""
         return cls()
 
 
-_KINDS = {"exact": ExactIndex, "faiss": FaissIndex, "disk": OnDiskIndex, "scann": ScannIndex}
+_KINDS = {"exact": FlatIndex, "faiss": FaissIndex, "disk": OnDiskIndex, "scann": ScannIndex}
 """Class of each kind of index."""
 
 

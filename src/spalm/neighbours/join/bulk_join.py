@@ -22,7 +22,7 @@ from spalm.memory import MISSING
 from spalm.neighbours.exclusion import Exclusion
 from spalm.neighbours.join.cost import JoinEstimate, JoinWorkload, RamBudget, format_seconds
 from spalm.neighbours.join.jobs import JoinInputs, JoinJob
-from spalm.neighbours.join.join import JoinPlan, JoinTask, Neighbours
+from spalm.neighbours.join.join import JoinPlan, JoinTask, NearestEntries
 from spalm.neighbours.join.layout import partition_on_disk
 from spalm.neighbours.join.tuning import RecallSample, tune_join
 from spalm.neighbours.parallel import ParallelMap, Workers, chunks, thread_map
@@ -225,7 +225,7 @@ class _TableFiles:
         ids, distances = (map_array(path, dtype, shape, mode) for path, dtype, _ in self._files())
         return ids, distances
 
-    def write(self, positions: Int[np.ndarray, "queries"], found: Neighbours) -> None:
+    def write(self, positions: Int[np.ndarray, "queries"], found: NearestEntries) -> None:
         """Writes the neighbours of these positions."""
         ids, distances = self.open("r+")
         ids[positions], distances[positions] = found.ids, found.distances

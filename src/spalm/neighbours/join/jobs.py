@@ -19,7 +19,7 @@ from spalm.compute import JobPart, ProgressCallback, SentByFields
 from spalm.errors import InputError
 from spalm.files import write_atomically
 from spalm.neighbours.exclusion import Exclusion
-from spalm.neighbours.join.join import Join, JoinPlan, JoinQueries, JoinTask, Neighbours
+from spalm.neighbours.join.join import Join, JoinPlan, JoinQueries, JoinTask, NearestEntries
 from spalm.neighbours.join.layout import PartitionedVectors
 from spalm.neighbours.partitions import Partitions
 
@@ -95,7 +95,7 @@ class JoinJob(SentByFields):
         write_atomically(self.folder / part.file_name, content, sync=False, shared=True)
         return hashlib.sha256(content).hexdigest()
 
-    def collect(self, part: JobPart, digest: str) -> tuple[Int[np.ndarray, "queries"], Neighbours]:
+    def collect(self, part: JobPart, digest: str) -> tuple[Int[np.ndarray, "queries"], NearestEntries]:
         """Returns the positions and neighbours of a finished block, and removes its file."""
         path, neighbours = self.folder / part.file_name, self.plan.neighbours
         content = path.read_bytes()
@@ -106,4 +106,4 @@ class JoinJob(SentByFields):
         ids = np.frombuffer(content, "<i8", count * neighbours, 8 * count)
         distances = np.frombuffer(content, "<f4", count * neighbours, 8 * count * (1 + neighbours))
         path.unlink()
-        return positions, Neighbours(ids.reshape(count, neighbours), distances.reshape(count, neighbours))
+        return positions, NearestEntries(ids.reshape(count, neighbours), distances.reshape(count, neighbours))

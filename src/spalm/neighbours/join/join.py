@@ -88,7 +88,7 @@ class JoinTask:
 
 
 @dataclass(frozen=True)
-class Neighbours:
+class NearestEntries:
     """The neighbours of some queries, nearest first."""
 
     ids: Int[np.ndarray, "queries neighbours"]
@@ -125,14 +125,14 @@ class Join:
         self.centres = torch.from_numpy(self.keys.partitions.centres)
         self.half_norms = self.centres.square().sum(1) / 2
 
-    def block(self, first: int, last: int) -> tuple[Int[np.ndarray, "queries"], Neighbours]:
+    def block(self, first: int, last: int) -> tuple[Int[np.ndarray, "queries"], NearestEntries]:
         """Returns the positions and neighbours of the queries among rows [first, last)."""
         rows = np.arange(first, last)
         positions = self.queries.positions(rows)
         is_query = (positions >= 0) & (positions < self.queries.count)
         return positions[is_query], self.neighbours_of(rows[is_query])
 
-    def neighbours_of(self, rows: Int[np.ndarray, "queries"]) -> Neighbours:
+    def neighbours_of(self, rows: Int[np.ndarray, "queries"]) -> NearestEntries:
         """Returns the neighbours of the queries in these rows, which must rise."""
         vectors, best = self.queries.vectors.scan(rows), self.new_topk(rows)
         visits = self.first_round(rows, vectors, best)
@@ -201,7 +201,7 @@ class Join:
                 documents=self.keys.document_of[place],
             )
 
-    def _compare_whole_keys(self, rows, best: TopK) -> Neighbours:
+    def _compare_whole_keys(self, rows, best: TopK) -> NearestEntries:
         """Returns the K nearest of the candidates, by distances between whole keys."""
         ids = np.full((len(rows), self.plan.neighbours), MISSING, np.int64)
         distances = np.full(ids.shape, np.inf, np.float32)
@@ -212,7 +212,7 @@ class Join:
             chosen = np.take_along_axis(candidates, order, 1)
             distances[first:last, : chosen.shape[1]] = np.take_along_axis(gaps, order, 1)
             ids[first:last, : chosen.shape[1]] = np.where(chosen == MISSING, MISSING, self.keys.label_of[chosen])
-        return Neighbours(ids, distances)
+        return NearestEntries(ids, distances)
 
 
 def _runs(partition: Int[np.ndarray, "n"], at_once: Callable[[int], int]) -> Iterator[tuple[int, int, int]]:

@@ -24,7 +24,7 @@ from torch import Tensor
 from spalm.compute import ProgressCallback
 from spalm.files import read_json, write_json
 from spalm.neighbours.join.assignment import AssignmentJob
-from spalm.neighbours.kernels import squared_distances
+from spalm.neighbours.kernels import distances_to_rows
 from spalm.neighbours.parallel import ParallelMap, Workers, chunks
 from spalm.neighbours.partitions import Partitions
 from spalm.neighbours.scratch_files import allocate, boot_id, map_array, release
@@ -74,7 +74,7 @@ class PartitionedVectors:
         """Returns squared distances of vectors to the whole keys of their rows; infinite where a row is MISSING."""
         self._touch(np.size(rows), 2 * self.width)
         found = np.empty(rows.shape, np.float32)
-        squared_distances(self.whole.view(np.uint16), rows, vectors, found)
+        distances_to_rows(self.whole.view(np.uint16), rows, vectors, found)
         return found
 
     def labels(self, start: int, stop: int) -> Int[np.ndarray, "rows"]:

@@ -5,9 +5,9 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field
 
 from spalm.errors import InputError
-from spalm.generation.inspection import LONGEST, CorpusPassage, Passage, Switches
+from spalm.generation.inspection import LONGEST_PASSAGE, CorpusPassage, Passage, Switches
 from spalm.runs import HeldOut
-from spalm.server.http.fields import Count, Integer, Items
+from spalm.server.http.fields import Integer, Items, NonNegative
 
 
 class CorpusPlace(BaseModel):
@@ -15,9 +15,9 @@ class CorpusPlace(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
     split: HeldOut
-    document: Count
-    offset: Count = 0
-    length: int = Field(default=400, gt=0, le=LONGEST)
+    document: NonNegative
+    offset: NonNegative = 0
+    length: int = Field(default=400, gt=0, le=LONGEST_PASSAGE)
 
 
 class PassageRequest(BaseModel):
@@ -47,4 +47,4 @@ class PassageRequest(BaseModel):
 class TokenRequest(PassageRequest):
     """A passage, and the position of one of its tokens."""
 
-    position: Count
+    position: NonNegative

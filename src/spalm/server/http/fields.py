@@ -7,12 +7,12 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, Field
 
-LARGEST = 2**31 - 1
-"""Highest number that fields for counts and places take."""
-_SIGNED = 2**63
-T = TypeVar("T")
+from spalm.choices import LARGEST
 
-Count = Annotated[int, Field(ge=0, le=LARGEST)]
+_SIGNED = 2**63
+_T = TypeVar("_T")
+
+NonNegative = Annotated[int, Field(ge=0, le=LARGEST)]
 """A number of things, or a place in a list."""
 Integer = Annotated[int, Field(ge=-_SIGNED, lt=_SIGNED)]
 """An integer of 64 bits."""
@@ -20,7 +20,7 @@ TokenId = Annotated[int, Field(strict=True, ge=-_SIGNED, lt=_SIGNED)]
 """Number of a token; whether the vocabulary has it is checked later."""
 Name = Annotated[str, Field(max_length=1000)]
 """A name, such as that of a model."""
-Items = Annotated[list[T], Field(fail_fast=True)]
+Items = Annotated[list[_T], Field(fail_fast=True)]
 """A list, whose check ends with the first wrong item."""
 Nothing = Annotated[list[Any], Field(max_length=0, fail_fast=True)]
 """A list of something that is not supported: it must be empty."""

@@ -10,8 +10,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from spalm.choices import LARGEST
 from spalm.generation import Sampling
-from spalm.server.http.fields import LARGEST, Count, Integer, Items, Name, NoBiases, Nothing, TokenId
+from spalm.server.http.fields import Integer, Items, Name, NoBiases, NonNegative, Nothing, TokenId
 
 _ALMOST_ZERO = 1e-4
 """Temperature below which the likeliest token is always taken."""
@@ -62,7 +63,7 @@ class GenerationRequest(ClientRequest):
     model: Name | None = None
     temperature: float = Field(default=1.0, ge=0, le=10)
     top_p: float = Field(default=1.0, gt=0, le=1)
-    top_k: Count = 0
+    top_k: NonNegative = 0
     stop: StopText | Annotated[Items[StopText], Field(max_length=16)] = []
     seed: Integer | None = None
     n: int = Field(default=1, ge=1, le=LARGEST)
@@ -93,7 +94,7 @@ class CompletionRequest(GenerationRequest):
     """A request to /v1/completions."""
 
     prompt: Prompts = ""
-    max_tokens: Count | None = None
+    max_tokens: NonNegative | None = None
     logprobs: int | None = Field(default=None, ge=0, le=20)
     echo: bool = False
     best_of: Integer | None = None
