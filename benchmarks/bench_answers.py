@@ -15,7 +15,8 @@ import time
 from pathlib import Path
 
 import spalm
-from bench_generation import memories, prompts_of, without_test
+from bench_generation import memories, without_test
+from generation_systems import prompts_of
 from spalm.compute import Execution, available_cores
 from spalm.console import print_json, say
 from spalm.files import write_json

@@ -1,7 +1,8 @@
 """Tokens per second while text is generated: llama.cpp, transformers, and ours without memory, with it, with drafts.
 
     generation.json    by memory and kind of text, the medians of all systems; at the top those in-domain with the
-                       smallest memory: llama_cpp_alone, with_memory, with_memory_and_drafts (our best backend each)
+                       smallest memory: llama_cpp_alone, with_memory, with_memory_and_drafts (our best backend each),
+                       and generation_ratio: the speed with the memory by that of the same engine with nothing of ours
 
 Every system continues the same prompts, in turn, greedily, by as many tokens; reading the prompt counts. In-domain text
 is that of held-out articles on the memory's subject, far text is of another kind (State of the Union addresses). The
@@ -10,91 +11,42 @@ first memory is that of bench_attach.py; larger ones are copies of it with noise
 documents by either backend of ours.
 """
 
+import spalm  # isort: skip  # before torch is loaded, so that its threads wait as the package has them wait
+
 import argparse
 import os
 import shutil
-import statistics
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import torch
 
-import spalm
-from bench_attach import smollm2, write_texts
 from bench_disk import CopyingEncoder, RepeatedKeys, no_model
+from footballers import smollm2, write_texts
+from generation_systems import (
+    PROMPT_TOKENS,
+    TOKENS,
+    WARM_UP,
+    System,
+    continue_prompts,
+    llama_cpp_alone,
+    ours,
+    prompts_of,
+    transformers_alone,
+)
 from spalm.attachment import Attached, AttachSettings, attach
 from spalm.compute import Execution, Hardware, available_cores
 from spalm.console import print_json, say
 from spalm.corpus import TokenStream
 from spalm.files import write_json
-from spalm.generation import GenerationOptions, Model, Sampling, generate_tokens
+from spalm.generation import Model
 from spalm.memory import remember
 from spalm.neighbours import IndexSettings, make_searcher
 from spalm.planning import parse_count
 
-PROMPT_TOKENS, TOKENS = 40, 64
-"""Numbers of tokens of a prompt and of its continuation."""
-WARM_UP = 2
-"""Number of prompts of each kind that every system continues before anything is measured."""
 DOCUMENT = 1000
 """Number of entries of a document of copies."""
-
-System = Callable[[list[int]], int]
-"""Continues a prompt and returns the number of tokens that it generated."""
-
-
-def llama_cpp_alone(path: Path, threads: int) -> System:
-    """Returns llama.cpp without anything of ours."""
-    import llama_cpp
-
-    model = llama_cpp.Llama(str(path), n_ctx=1024, n_threads=threads, n_threads_batch=threads, verbose=False)
-
-    def generate(prompt: list[int]) -> int:
-        model.reset()
-        answer = model.create_completion(prompt, max_tokens=TOKENS, temperature=0)
-        return answer["usage"]["completion_tokens"]  # pyright: ignore[reportIndexIssue, reportArgumentType]
-
-    return generate
-
-
-def transformers_alone(folder: Path, dtype: torch.dtype) -> System:
-    """Returns transformers' own generation."""
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
-
-    def generate(prompt: list[int]) -> int:
-        with torch.inference_mode():
-            found = model.generate(torch.tensor([prompt]), max_new_tokens=TOKENS, do_sample=False)
-        return found.shape[1] - len(prompt)
-
-    return generate
-
-
-def ours(model: Model, *, use_memory: bool, draft: bool = False) -> System:
-    """Returns our generation by one backend."""
-    options = GenerationOptions(Sampling(max_tokens=TOKENS), draft=draft)
-    return lambda prompt: sum(1 for _ in generate_tokens(model.decoder(use_memory=use_memory), prompt, options))
-
-
-def measure(systems: dict[str, System], prompts: list[list[int]]) -> dict[str, float]:
-    """Returns the median of each system's tokens per second; the systems take turns at every prompt."""
-    speeds: dict[str, list[float]] = {name: [] for name in systems}
-    for number, prompt in enumerate(prompts):
-        for name, generate in systems.items():
-            begun = time.perf_counter()
-            tokens = generate(prompt)
-            if number >= WARM_UP:
-                speeds[name].append(tokens / (time.perf_counter() - begun))
-    return {name: statistics.median(found) for name, found in speeds.items()}
-
-
-def prompts_of(stream: TokenStream, count: int) -> list[list[int]]:
-    """Returns the beginnings of documents as prompts."""
-    begins = [int(begin) for begin in stream.begins[:count]]
-    return [[stream.start, *stream.tokens[begin : begin + PROMPT_TOKENS].tolist()] for begin in begins]
 
 
 def far_prompts(model: Model, data: Path, count: int) -> list[list[int]]:
@@ -162,9 +114,9 @@ def systems_of(folder: Path, path: Path, threads: int) -> tuple[dict[str, System
     models = {name: spalm.load(folder, execution=Execution(each)) for name, each in hardware.items()}
     found = {"llama.cpp alone": llama_cpp_alone(path, threads)}
     base = folder / "model"
-    found["transformers alone, float32"] = transformers_alone(base, torch.float32)
+    found["transformers alone, float32"] = transformers_alone(base, "float32")
     if torch.ops.mkldnn._is_mkldnn_bf16_supported():
-        found["transformers alone, bfloat16"] = transformers_alone(base, torch.bfloat16)
+        found["transformers alone, bfloat16"] = transformers_alone(base, "bfloat16")
     for name, model in models.items():
         found[f"ours by {name}, without memory"] = ours(model, use_memory=False)
         found[f"ours by {name}, with memory"] = ours(model, use_memory=True)
@@ -225,7 +177,7 @@ def main() -> None:
             "in-domain": prompts_of(model.models.corpus.split("test"), given.prompts + WARM_UP),
             "far": far_prompts(model, data, given.prompts + WARM_UP),
         }
-        result["memories"][name] = {kind: measure(systems, prompts) for kind, prompts in texts.items()}
+        result["memories"][name] = {kind: continue_prompts(systems, prompts) for kind, prompts in texts.items()}
         for kind, speeds in result["memories"][name].items():
             say(f"{name}, {kind}: " + ", ".join(f"{system} {speed:.1f}" for system, speed in speeds.items()))
         first = next(iter(result["memories"].values()))["in-domain"]
@@ -233,6 +185,11 @@ def main() -> None:
             "llama_cpp_alone": first["llama.cpp alone"],
             "with_memory": best(first, "with memory"),
             "with_memory_and_drafts": best(first, "and drafts"),
+            "generation_ratio": {
+                "llama.cpp": first["ours by llama, with memory"] / first["llama.cpp alone"],
+                "transformers": first["ours by torch, with memory"]
+                / max(speed for name, speed in first.items() if name.startswith("transformers alone")),
+            },
         }
         write_json(given.out, {**top, **result})
     result["perplexity"] = perplexities(next(iter(found.values())), threads)

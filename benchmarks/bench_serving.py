@@ -24,8 +24,8 @@ from pathlib import Path
 
 import httpx
 
-from bench_attach import smollm2
 from bench_generation import memories, without_test
+from footballers import smollm2
 from spalm.attachment import Attached
 from spalm.compute import Hardware, available_cores
 from spalm.console import print_json, say
