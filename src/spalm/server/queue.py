@@ -14,7 +14,8 @@ from starlette.types import Receive
 from spalm.generation import AnswerBatch, AnswerRequest, Chunk
 from spalm.server.model_thread import Answers, Call, ModelThread, ServerStopping
 
-S, T = TypeVar("S"), TypeVar("T")
+S = TypeVar("S")
+T = TypeVar("T")
 _PREPARED_AT_ONCE = 2
 """Number of requests that are tokenised at the same time."""
 _STOP_SECONDS = 5.0
