@@ -32,7 +32,7 @@ class GenerationOptions:
     likely: int = 0
     """Number of the likeliest tokens to name beside each token."""
     draft: bool = False
-    """Whether the next tokens are guessed from the memory, which saves passes of the network and changes no token."""
+    """Whether the next tokens are guessed from the memory, which saves passes and changes no token but for rounding."""
     score_prompt: bool = False
     """Whether the tokens of the prompt are returned too, with their log-probabilities."""
 
