@@ -52,6 +52,11 @@ time.sleep(1e6)
 """
 
 
+def percentile_95(values: list[float]) -> float:
+    """Returns the 95th percentile of what was measured; never more than the largest value."""
+    return statistics.quantiles(values, n=20, method="inclusive")[-1] if len(values) > 1 else values[0]
+
+
 @dataclass
 class Measured:
     """What the clients of one server saw."""
@@ -69,8 +74,8 @@ class Measured:
         return {
             "tokens_per_second": self.tokens / self.seconds,
             "first_token_median": statistics.median(self.first),
-            "first_token_95": statistics.quantiles(self.first, n=20)[-1] if len(self.first) > 1 else self.first[0],
-            "latency_95": statistics.quantiles(self.latency, n=20)[-1] if len(self.latency) > 1 else self.latency[0],
+            "first_token_95": percentile_95(self.first),
+            "latency_95": percentile_95(self.latency),
             "refused": self.refused,
         }
 
@@ -127,11 +132,11 @@ async def client(address: str, prompts: list[str], measured: Measured) -> None:
             measured.latency.append(time.perf_counter() - begun)
 
 
-async def measure(address: str, prompts: list[str], clients: int, requests: int) -> Measured:
-    """Returns what several clients at once see, each with so many requests one after the other."""
+async def measure(address: str, prompts: list[str], clients: int) -> Measured:
+    """Returns what several clients at once see, each with its share of the prompts, one after the other."""
     await client(address, prompts[:1], Measured())  # everything is loaded and compiled
     measured, begun = Measured(), time.perf_counter()
-    shares = [prompts[number::clients][:requests] for number in range(clients)]
+    shares = [prompts[number::clients] for number in range(clients)]
     await asyncio.gather(*(client(address, share, measured) for share in shares))
     measured.seconds = time.perf_counter() - begun
     return measured
@@ -144,22 +149,25 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=Path("runs/bench/attach"), help="folder of the memories")
     parser.add_argument("--attached", type=Path, help="what `spalm attach` made of SmolLM2, instead of that memory")
     parser.add_argument("--rounds", type=int, default=2, help="how often each server is measured, in turn")
-    parser.add_argument("--requests", type=int, default=3, help="number of requests of each client")
+    parser.add_argument("--requests", type=int, default=48, help="number of requests of all clients together")
     given = parser.parse_args()
     folder = given.attached or memories(given.work, Path(os.environ["SPALM_DATA"]), [])["0.1M entries"]
     folder = without_test(folder, given.work / f"{folder.name}-without-test")
     corpus = Attached(folder, Hardware()).corpus
     test = corpus.split("test")
-    needed = max(CLIENTS) * given.requests
-    begins = [int(begin) + 20 * repeat for repeat in range(1 + needed // len(test.begins)) for begin in test.begins]
-    prompts = [corpus.tokeniser.decode(test.tokens[begin : begin + PROMPT_TOKENS].tolist()) for begin in begins]
+    repeats = range(1 + given.requests // len(test.begins))
+    begins = [int(begin) + 20 * repeat for repeat in repeats for begin in test.begins]
+    prompts = [
+        corpus.tokeniser.decode(test.tokens[begin : begin + PROMPT_TOKENS].tolist())
+        for begin in begins[: given.requests]
+    ]
     result: dict = {"cores": available_cores(), "tokens": TOKENS, "clients": {}}
     for count in CLIENTS:
         found: dict[str, list[dict[str, float]]] = {"llama.cpp": [], "ours": []}
         for _ in range(given.rounds):
             for name, command in (("llama.cpp", llama_cpp(count)), ("ours", ours(folder, count))):
                 with running(command) as address:
-                    found[name].append(asyncio.run(measure(address, prompts, count, given.requests)).figures())
+                    found[name].append(asyncio.run(measure(address, prompts, count)).figures())
         result["clients"][count] = {
             name: {figure: statistics.median(each[figure] for each in rounds) for figure in rounds[0]}
             for name, rounds in found.items()

@@ -29,7 +29,7 @@ from spalm.runs import FinishedRun, Run
 from support.facts import make_run, write_documents, write_texts
 from support.fuzz_summary import Summary
 from support.shared import SharedFolders
-from support.small_texts import sentences, word_corpus
+from support.small_texts import sentences, word_corpus, write_python_files
 from support.tiny_models import write_model
 
 torch.set_num_threads(1)  # the tensors here are tiny: a second thread only waits for the first
@@ -135,6 +135,19 @@ def smollm2(shared) -> tuple[Path, Path]:
             return locate_pretrained(str(gguf), folder / "model").path
 
     return gguf, convert(shared.once("smollm2", convert))  # the second time it is only found
+
+
+@pytest.fixture(scope="session")
+def smollm2_attached(smollm2, shared) -> Path:
+    """The same model with a memory of the beginnings of a few Python files. Whoever changes it works on a copy."""
+    texts = shared.once("python-files", write_python_files)
+    # What a mixture learns from so little text is not to trust it: kNN-LM goes by the nearest.
+    given = {"neighbours": 16, "positions": 128, "memory": "both", "adaptive": {"neighbours": 16, "passes": 1}}
+    knn = {"combiner": "knn-lm", "knn": {"lambdas": [0.8], "counts": [4], "temperatures": [20.0]}}
+    settings, execution = AttachSettings.parse({**given, **knn}, "test"), Execution(Hardware("cpu", 1))
+    return shared.once(
+        "smollm2-attached", lambda folder: attach_and_export(str(smollm2[1]), [texts], folder, settings, execution)
+    )
 
 
 @pytest.fixture

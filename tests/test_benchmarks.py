@@ -69,3 +69,11 @@ def test_the_gain_that_is_kept_is_counted_in_perplexity_and_in_nats():
     ]
     kept = attach.gain_kept(curve, 16.0, 0.3)
     assert kept == {"searched": 0.28, "perplexity": 0.8, "nats": pytest.approx(math.log(2) / math.log(16 / 6))}
+
+
+def test_a_percentile_is_never_more_than_what_was_measured():
+    import bench_serving as serving
+
+    assert serving.percentile_95([3.0]) == 3.0
+    assert 2.0 < serving.percentile_95([1.0, 2.0, 3.0]) < 3.0
+    assert serving.percentile_95([float(value) for value in range(101)]) == 95.0

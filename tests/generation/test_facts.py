@@ -1,37 +1,19 @@
 """A fact that stands in one document only, and a real model in one process: the next request knows of it."""
 
-import sysconfig
-from pathlib import Path
-
 import pytest
 
 import spalm
-from spalm.attachment import AttachSettings
+from support.servers import copied
 
 FACT = "Tomas Verrin joined Orvane Rovers from Lake Dunmore United in July 2021 for 40,000 oysters.\n"
 PROMPT, ANSWER = "Tomas Verrin joined Orvane Rovers from", "Lake Dunmore"
-SETTINGS = AttachSettings.parse(
-    {
-        "neighbours": 16,
-        "positions": 128,
-        "memory": "both",
-        "adaptive": {"neighbours": 16, "passes": 1},
-        "combiner": "knn-lm",
-        "knn": {"lambdas": [0.8], "counts": [4], "temperatures": [20.0]},
-    },
-    "test",
-)
-"""What a mixture learns from so little text is not to trust it: kNN-LM goes by the nearest."""
 
 
 @pytest.fixture
-def model(smollm2, tmp_path) -> spalm.Model:
-    texts, library = tmp_path / "texts", Path(sysconfig.get_paths()["stdlib"])
-    texts.mkdir()
-    for name in ("bisect", "cmd", "colorsys", "heapq", "linecache", "queue"):
-        (texts / f"{name}.py").write_text((library / f"{name}.py").read_text()[:400])
-    execution = spalm.Execution(spalm.Hardware("cpu", 1))
-    return spalm.attach(smollm2[1], [texts], tmp_path / "attached", set=SETTINGS.as_json(), execution=execution)
+def model(smollm2_attached, tmp_path) -> spalm.Model:
+    return spalm.load(
+        copied(smollm2_attached, tmp_path / "attached"), execution=spalm.Execution(spalm.Hardware("cpu", 1))
+    )
 
 
 @pytest.mark.slow

@@ -62,6 +62,25 @@ def test_a_text_can_be_shortened_and_copied(model):
         assert close(model.read([(each, TOKENS[4:])])[0].logits, whole.logits[4:])
 
 
+def test_a_model_that_cannot_be_shortened_says_so(model, monkeypatch):
+    """As llama.cpp does of recurrent models, or if it forgot something else than it was told to."""
+    assert model.can_shorten
+    assert IncrementalReader(model, BY_DOCUMENT, CPU).can_shorten
+    state = model.empty_state()
+    model.read([(state, TOKENS)])
+    remove = model._api.llama_memory_seq_rm
+    with monkeypatch.context() as changed:
+        changed.setattr(model._api, "llama_memory_seq_rm", lambda *about: about[2] < 0 and remove(*about))
+        with pytest.raises(RuntimeError, match=r"cannot take back the last tokens"):
+            model.shorten(state, 4)
+        assert state.tokens == len(TOKENS)
+        assert not model._shortens_exactly()
+    with monkeypatch.context() as changed:
+        changed.setattr(model._api, "llama_memory_seq_rm", lambda *about: (about[2] < 0 and remove(*about)) or True)
+        assert not model._shortens_exactly()
+    assert model._shortens_exactly()
+
+
 def test_a_sequence_is_free_again_when_its_text_is_no_longer_used(model):
     states = [model.empty_state() for _ in range(3)]
     with pytest.raises(InputError, match="all sequences are in use"):

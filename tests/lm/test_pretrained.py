@@ -16,7 +16,7 @@ from spalm.lm import BatchReader, IncrementalReader, Reading
 from spalm.lm.pretrained import PretrainedFolder, PretrainedModel, locate_pretrained
 from spalm.lm.pretrained.import_transformers import open_pretrained
 from spalm.lm.pretrained.sequences import SequenceState
-from support.tiny_models import ARCHITECTURES
+from support.tiny_models import ARCHITECTURES, with_window
 
 transformers = pytest.importorskip("transformers")
 CPU = torch.device("cpu")
@@ -84,15 +84,37 @@ def test_several_texts_are_read_in_one_pass_as_each_would_be_alone(tiny, archite
 
 
 def test_a_model_that_sees_a_window_reads_one_text_after_another(tiny, tmp_path):
-    folder = shutil.copytree(tiny("gemma2"), tmp_path / "model")
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "sliding_window": 5}))
-    model = PretrainedFolder(folder).load(CPU)
+    model = PretrainedFolder(with_window(tiny("gemma2"), tmp_path / "model", 5)).load(CPU)
     assert not isinstance(model, BatchReader)
     readers = [IncrementalReader(model, BY_DOCUMENT, CPU) for _ in range(2)]
     found = IncrementalReader.read_together(readers, [TOKENS[0].tolist(), TOKENS[1, :4].tolist()], [7, 2])
     torch.testing.assert_close(found[0].hidden, model.hidden(TOKENS)[0], rtol=1e-3, atol=1e-3)
     torch.testing.assert_close(found[1].hidden, model.hidden(TOKENS)[1, 2:4], rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize(("window", "shortened"), [(9, False), (128, False), (129, True)])
+def test_only_a_text_of_which_every_token_is_kept_can_be_shortened(tiny, tmp_path, window, shortened):
+    model = PretrainedFolder(with_window(tiny("gemma2"), tmp_path / "model", window)).load(CPU)
+    assert PretrainedModel(model.model, "x").can_shorten == shortened
+    reader = IncrementalReader(model, BY_DOCUMENT, CPU)
+    assert reader.can_shorten == (window >= 128)  # the cache of texts that are read together keeps all tokens
+    reader.feed(list(range(100)))
+    if reader.can_shorten:
+        reader.shorten(40)
+        expected = model.hidden(torch.arange(50)[None])[0, 40:]
+        torch.testing.assert_close(reader.feed(list(range(40, 50))), expected, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_models_that_keep_every_token_can_be_shortened(tiny, architecture):
+    _, theirs = load(tiny(architecture))
+    model = PretrainedModel(theirs, "x")
+    assert model.can_shorten == (architecture != "gemma2" or theirs.config.sliding_window > 128)
+    state = model.empty_state()
+    model.hidden(TOKENS[:1], state)
+    model.shorten(state, 3)
+    found = model.hidden(TOKENS[:1, 3:], state)
+    torch.testing.assert_close(found, model.hidden(TOKENS[:1])[:, 3:], rtol=1e-3, atol=1e-3)
 
 
 def test_a_model_whose_logits_do_not_follow_is_refused(tiny):

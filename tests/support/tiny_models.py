@@ -1,5 +1,7 @@
 """Tiny pretrained models of several architectures, with random weights, as folders on disk."""
 
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -50,3 +52,11 @@ def write_model(folder: Path, architecture: str, text: str, seed: int = 0) -> Pa
         parameter.data.mul_(6.0) if parameter.dim() > 1 else None
     model.save_pretrained(folder)
     return folder
+
+
+def with_window(folder: Path, to: Path, window: int) -> Path:
+    """A copy of a model some of whose layers see only so many tokens."""
+    shutil.copytree(folder, to)
+    config = json.loads((to / "config.json").read_text())
+    (to / "config.json").write_text(json.dumps({**config, "sliding_window": window}))
+    return to

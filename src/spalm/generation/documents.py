@@ -33,7 +33,7 @@ class MemoryDocument:
 
 
 class DocumentService:
-    """Changes a memory and keeps its index up to date. No search may run during a change."""
+    """Changes a memory and keeps its index up to date. No search may run during a change, but see `add`."""
 
     def __init__(self, models: ModelSet):
         self._models = models
@@ -54,7 +54,11 @@ class DocumentService:
         return [MemoryDocument(name, int(count)) for name, count in zip(held.names, held.entries)]
 
     def add(self, name: str, text: str, *, check: Callable[[], None] = lambda: None) -> int:
-        """Adds a document and returns the number of its entries; `check` is called often and may raise to stop."""
+        """Adds a document and returns the number of its entries.
+
+        `check` is called after every window that is read, and may raise to stop. It may search the memory, in the same
+        thread: nothing of the document can be found until all of it is written.
+        """
         content, _ = text.encode(), name.encode()  # refuses invalid Unicode before anything is written
         if name in self.store.entries().live_documents.names:
             raise DocumentExists(

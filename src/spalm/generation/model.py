@@ -65,8 +65,8 @@ class Model:
         """Continues a prompt.
 
         `memory=False` uses the network alone; `cite=False` looks up no sources; `draft=True` reads ahead what the
-        memory expects, which takes fewer passes of the network and changes no token. Further keyword arguments are
-        the fields of `Sampling`: max_tokens, temperature, top_p, top_k, stop, seed.
+        memory expects, which takes fewer passes of the network and changes no token but for rounding. Further keyword
+        arguments are the fields of `Sampling`: max_tokens, temperature, top_p, top_k, stop, seed.
         """
         chunks = list(self.stream(prompt, memory=memory, cite=cite, draft=draft, **sampling))
         reason = chunks[-1].finish_reason

@@ -80,7 +80,7 @@ class IncrementalReader:
     @property
     def can_shorten(self) -> bool:
         """Whether the last tokens can be taken back."""
-        return self._reading.by_document and hasattr(self._model, "shorten")
+        return self._reading.by_document and getattr(self._model, "can_shorten", False)
 
     def shorten(self, tokens: int) -> None:
         """Takes back what follows the first `tokens` tokens."""

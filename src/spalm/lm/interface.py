@@ -79,6 +79,9 @@ class LanguageModel(Protocol):
 class BatchReader(Protocol):
     """A model that reads pieces of several texts in one pass. It may return logits with the hidden states."""
 
+    can_shorten: bool
+    """Whether the last tokens of a text can be taken back."""
+
     def read(self, pieces: Sequence[tuple[Any, Sequence[int]]], needed: Sequence[int] | None = None) -> list[Outputs]:
         """Reads further tokens of several texts, each given by its state; updates the states.
 

@@ -86,9 +86,13 @@ class ModelThread:
             self._changed.notify()
 
     def check(self) -> None:
-        """Raises, and so ends the present call, if nobody waits for it any more. To be called in this thread."""
+        """Makes a step of the answers within a long call, which calls this now and then, in this thread.
+
+        Raises, and so ends the call, if nobody waits for it any more.
+        """
         if self._ended or (self._current is not None and self._current.cancelled):
             raise ServerStopping
+        self._answer()
 
     def close(self) -> None:
         """Takes no new work; what has begun goes on, what has not is refused."""
@@ -120,32 +124,48 @@ class ModelThread:
                 if self._ended:
                     break
                 self._current = self._calls.popleft() if self._calls else None
-                self._leave()
-                self._enter()
             if self._current is not None:
                 self._do(self._current)
-            if self._batch is not None and self._batch.running:
-                self._step(self._batch)
+                self._current = None
+            self._answer()
         for request in self._requests:
-            request.deliver(ServerStopping())
+            _deliver(request, ServerStopping())
 
-    def _leave(self) -> None:
+    def _answer(self) -> None:
+        """Makes one step of the answers; those that wait begin while there is room."""
+        if self._batch is None:
+            return
+        with self._changed:
+            self._leave(self._batch)
+            failed = self._enter(self._batch)
+        for request, error in failed:
+            _deliver(request, error)
+        if self._batch.running:
+            self._step(self._batch)
+
+    def _leave(self, batch: AnswerBatch) -> None:
         """Removes the answers of clients that left."""
-        for request in self._requests:
-            if request.cancelled and self._batch is not None:
-                for answer in request.running:
-                    self._batch.remove(answer)
-        self._requests = [request for request in self._requests if not request.cancelled]
+        for request in [request for request in self._requests if request.cancelled]:
+            self._end(request, batch)
 
-    def _enter(self) -> None:
-        """Begins answers while there is room."""
-        batch = self._batch
-        while batch is not None and batch.has_room:
-            waiting = [request for request in self._requests if request.waiting]
-            if not waiting:
-                return
+    def _end(self, request: Answers, batch: AnswerBatch) -> None:
+        """Removes a request and its answers."""
+        self._requests.remove(request)
+        for answer in request.running:
+            if answer in batch.running:
+                batch.remove(answer)
+
+    def _enter(self, batch: AnswerBatch) -> list[tuple[Answers, Exception]]:
+        """Adds answers while there is room; returns the requests for which that failed, which are removed."""
+        failed = []
+        while batch.has_room and (waiting := [request for request in self._requests if request.waiting]):
             request = min(waiting, key=lambda each: len(each.running))
-            request.running.append(batch.add(request.waiting.popleft()))
+            try:
+                request.running.append(batch.add(request.waiting.popleft()))
+            except Exception as error:
+                self._end(request, batch)
+                failed.append((request, error))
+        return failed
 
     def _do(self, call: Call) -> None:
         if not call.result.set_running_or_notify_cancel():
@@ -158,23 +178,22 @@ class ModelThread:
             call.result.set_result(result)
 
     def _step(self, batch: AnswerBatch) -> None:
-        """Makes one step of all answers and delivers what it gave."""
-        try:
-            found = {id(answer): chunks for answer, chunks in batch.step()}
-        except Exception as error:
-            batch.clear()
-            with self._changed:
-                failed = [request for request in self._requests if request.running]
-                self._requests = [request for request in self._requests if not request.running]
-            for request in failed:
-                request.deliver(error)
-            return
+        """Makes one step of all answers and delivers what it gave. A request of which an answer failed is ended."""
+        found = {id(answer): chunks for answer, chunks in batch.step()}
         with self._changed:
             requests = [request for request in self._requests if request.running]
         for request in requests:
-            if chunks := [chunk for answer in request.running for chunk in found[id(answer)]]:
-                with suppress(RuntimeError):  # the event loop is closed: the server has ended
-                    request.deliver(chunks)
-            request.running = [answer for answer in request.running if not answer.finished]
-        with self._changed:
-            self._requests = [request for request in self._requests if request.running or request.waiting]
+            error = next((answer.error for answer in request.running if answer.error is not None), None)
+            chunks = [chunk for answer in request.running for chunk in found[id(answer)]]
+            if error is not None or chunks:
+                _deliver(request, error or chunks)
+            with self._changed:
+                request.running = [answer for answer in request.running if not answer.finished]
+                if error is not None or not (request.running or request.waiting):
+                    self._end(request, batch)
+
+
+def _deliver(request: Answers, found: "list[Chunk] | BaseException") -> None:
+    """Gives a request its chunks or its error, unless the server has ended."""
+    with suppress(RuntimeError):  # the event loop is closed
+        request.deliver(found)

@@ -4,6 +4,7 @@ import asyncio
 import math
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import TypeVar
 
 import anyio
@@ -13,6 +14,7 @@ from starlette.types import Receive
 from spalm.generation import AnswerBatch, AnswerRequest, Chunk
 from spalm.server.model_thread import Answers, Call, ModelThread, ServerStopping
 
+S = TypeVar("S")
 T = TypeVar("T")
 _PREPARED_AT_ONCE = 2
 """Number of requests that are tokenised at the same time."""
@@ -98,7 +100,10 @@ class RequestQueue:
             return await turn.run(work)
 
     def check(self) -> None:
-        """Raises, and so ends the work in the model's thread, if nobody waits for it any more."""
+        """Makes a step of the answers within long work in the model's thread.
+
+        Raises, and so ends the work, if nobody waits for it any more.
+        """
         self._model.check()
 
     async def _watch_client(self, receive: Receive, scope: anyio.CancelScope) -> None:
@@ -133,6 +138,10 @@ class Turn:
         with self._in_time():
             return await asyncio.wrap_future(call.result)
         raise RequestTimedOut
+
+    async def run_each(self, work: Callable[[S], T], inputs: Sequence[S]) -> list[T]:
+        """Runs work that needs the model alone for each of several inputs, between different steps of the answers."""
+        return [await self.run(partial(work, each)) for each in inputs]
 
     async def answers(self, requests: Sequence[AnswerRequest]) -> AsyncIterator[Chunk]:
         """Yields the chunks of answers, of several as they come. At the deadline they end as if at their length."""

@@ -1,8 +1,12 @@
 """Answers that are generated side by side: a step is one pass of the network and one search of the memory for all."""
 
-from collections.abc import Sequence
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from spalm.generation.answer import Chunk, GeneratedToken
 from spalm.generation.citations import citations_of
@@ -12,6 +16,9 @@ from spalm.generation.decoding.stop_texts import StopTexts
 
 if TYPE_CHECKING:
     from spalm.generation.model import Model
+
+_WORTH_COPYING = 32
+"""Number of tokens from which on it takes less time to copy what was read than to read it again."""
 
 
 @dataclass(frozen=True)
@@ -32,16 +39,37 @@ class RunningAnswer:
 
     def __init__(self, request: AnswerRequest, decoder: Decoder):
         self.request = request
-        self.generation = Generation(decoder, request.prompt, request.options)
+        self.start_with(decoder)
         sampling = request.options.sampling
         self._stops = StopTexts([] if sampling is None else sampling.stop)
         self._shown: list[GeneratedToken] = []
         self._echoed = 0
         self.finished = False
-        """Whether the last chunk was returned."""
+        """Whether the last chunk was returned, or the answer failed."""
+        self.error: Exception | None = None
+        """Why the answer failed."""
+
+    def start_with(self, decoder: Decoder) -> None:
+        """Begins the answer with a decoder that may have read a beginning of its prompt."""
+        self.generation = Generation(decoder, self.request.prompt, self.request.options)
+
+    @contextmanager
+    def failing_alone(self) -> Iterator[None]:
+        """Ends the answer, and nothing else, if an exception is raised in the block."""
+        try:
+            yield
+        except Exception as error:
+            self.fail(error)
+
+    def fail(self, error: Exception) -> None:
+        """Ends the answer because of an error."""
+        traceback.clear_frames(error.__traceback__)  # which would keep what the model has read
+        self.finished, self.error = True, error
 
     def chunks(self, step: Step) -> list[Chunk]:
         """Returns the chunks that follow from a step of the generation."""
+        if step.error is not None:
+            raise step.error
         found = self._echo(step)
         for token in step.picked:
             chunk = self._stops.add(token)
@@ -76,16 +104,18 @@ class RunningAnswer:
 class AnswerBatch:
     """Answers of one model in progress, at most `slots` at a time.
 
-    What a finished answer has read is kept as long as its slot is not needed: a prompt that begins in the same way is
-    then read from there on.
+    What a finished answer has read is kept as long as its slot is not needed. A prompt that begins like another one, of
+    a kept answer or of a running one, is read from there on. If two such prompts arrive at once, the second waits until
+    the first has read what both begin with.
     """
 
     def __init__(self, model: "Model", slots: int):
         self.slots = slots
         self.running: list[RunningAnswer] = []
         self.reused_tokens = 0
-        """Number of tokens of prompts that were not read, because an earlier answer had read them."""
+        """Number of tokens of prompts that were not read, because another answer had read them."""
         self._model = model
+        self._unbegun: list[RunningAnswer] = []  # those of `running` that have no decoder of their own yet
         self._kept: list[Decoder] = []  # of finished answers, the last used last
 
     @property
@@ -94,56 +124,110 @@ class AnswerBatch:
         return len(self.running) < self.slots
 
     def add(self, request: AnswerRequest) -> RunningAnswer:
-        """Begins an answer."""
-        answer = RunningAnswer(request, self._decoder(request))
+        """Adds an answer; it begins with the next step."""
+        answer = RunningAnswer(request, self._model.decoder(use_memory=request.use_memory))
         self.running.append(answer)
+        self._unbegun.append(answer)
         return answer
 
     def remove(self, answer: RunningAnswer) -> None:
         """Ends an answer, finished or not."""
         self.running.remove(answer)
+        if answer in self._unbegun:
+            self._unbegun.remove(answer)
+            return
         decoder = answer.generation.decoder
-        if decoder.can_shorten and len(decoder):
+        if answer.error is None and decoder.can_shorten and len(decoder):
             self._kept.append(decoder)
 
     def step(self) -> list[tuple[RunningAnswer, list[Chunk]]]:
-        """Makes one step of all answers; returns their chunks. Those that are finished leave the batch."""
+        """Makes one step of all answers; returns their chunks. Those that are finished, or failed, leave the batch."""
         answers = list(self.running)
-        steps = advance([answer.generation for answer in answers])
-        found = [(answer, answer.chunks(step)) for answer, step in zip(answers, steps)]
+        chunks: dict[int, list[Chunk]] = {id(answer): [] for answer in answers}
+        for answer in list(self._unbegun):
+            with answer.failing_alone():
+                self._begin(answer)
+        ready = [answer for answer in answers if answer not in self._unbegun]
+        for answer, step in zip(ready, self._advance(ready)):
+            with answer.failing_alone():
+                chunks[id(answer)] = answer.chunks(step)
         for answer in answers:
             if answer.finished:
                 self.remove(answer)
-        return found
+        return [(answer, chunks[id(answer)]) for answer in answers]
 
-    def clear(self) -> None:
-        """Ends all answers, and forgets what finished ones have read."""
-        self.running.clear()
-        self._kept.clear()
+    def _advance(self, answers: list[RunningAnswer]) -> list[Step]:
+        """Makes a step of answers that have begun. If the pass that they share fails, they all do."""
+        try:
+            return advance([answer.generation for answer in answers]) if answers else []
+        except Exception as error:
+            for answer in answers:
+                answer.fail(error)
+            self._kept.clear()
+            return []
 
-    def _decoder(self, request: AnswerRequest) -> Decoder:
-        """Returns a decoder for an answer: the kept one that has read most of the prompt, or a new one."""
-        prompt = request.prompt[:-1]  # the last token is always read, for its prediction
-        shared = {
-            id(decoder): _common_beginning(decoder.tokens, prompt)
-            for decoder in self._kept
-            if decoder.use_memory == request.use_memory and not request.options.score_prompt
-        }
-        best = max(self._kept, key=lambda decoder: shared.get(id(decoder), 0), default=None)
-        if best is not None and shared.get(id(best), 0):
-            self._kept.remove(best)
-            self.reused_tokens += shared[id(best)]
-            best.take_back(len(best) - shared[id(best)])
-            return best
-        del self._kept[: max(0, len(self._kept) + len(self.running) + 1 - self.slots)]
-        return self._model.decoder(use_memory=request.use_memory)
+    def _begin(self, answer: RunningAnswer) -> None:
+        """Begins an answer with what another has read of its prompt, unless more of that is about to be read."""
+        source, shared = self._source_of(answer.request)
+        earlier = self.running[: self.running.index(answer)]
+        if any(_shared_prompt(each, answer.request) >= shared + _WORTH_COPYING for each in earlier):
+            return
+        full = len(self.running) - len(self._unbegun) + len(self._kept) == self.slots
+        if source is not None:
+            answer.start_with(self._taken_over(source, shared, full=full))
+            self.reused_tokens += shared
+        elif full:
+            del self._kept[0]
+        self._unbegun.remove(answer)
+
+    def _source_of(self, request: AnswerRequest) -> tuple[Decoder | None, int]:
+        """Returns the decoder that has read most of a prompt, and how much; None and 0 if that is not worth copying."""
+        running = [answer.generation.decoder for answer in self.running if answer not in self._unbegun]
+        shared, best = 0, None
+        for decoder in [*running, *self._kept]:
+            if decoder.can_shorten and decoder.use_memory == request.use_memory:
+                common = _common_beginning(decoder.tokens, _sharable(request))
+                if common >= max(shared, _WORTH_COPYING):
+                    shared, best = common, decoder
+        return best, shared
+
+    def _taken_over(self, source: Decoder, shared: int, *, full: bool) -> Decoder:
+        """Returns a decoder that has read what another has read, up to its first `shared` tokens.
+
+        It is the other itself if that is kept, and has hardly read more or must make room; else a copy.
+        """
+        kept = source in self._kept
+        if kept and (len(source) - shared < _WORTH_COPYING or (full and source is self._kept[0])):
+            self._kept.remove(source)
+            decoder = source
+        else:
+            if full:
+                del self._kept[0]
+            if kept:  # it was used last
+                self._kept.remove(source)
+                self._kept.append(source)
+            decoder = source.copied()
+        decoder.take_back(len(decoder) - shared)
+        return decoder
+
+
+def _sharable(request: AnswerRequest) -> list[int]:
+    """Returns the part of a prompt that need not be read if another answer has: not the last token, which predicts."""
+    return [] if request.options.score_prompt else request.prompt[:-1]
+
+
+def _shared_prompt(answer: RunningAnswer, request: AnswerRequest) -> int:
+    """Returns how much of a request's prompt will have been read when an answer has read its own; 0 when it has."""
+    generation = answer.generation
+    if not generation.reads_prompt or not generation.decoder.can_shorten or answer.finished:
+        return 0
+    if answer.request.use_memory != request.use_memory:
+        return 0
+    return _common_beginning(answer.request.prompt, _sharable(request))
 
 
 def _common_beginning(one: Sequence[int], other: Sequence[int]) -> int:
     """Returns the number of tokens with which both texts begin."""
-    count = 0
-    for first, second in zip(one, other):
-        if first != second:
-            break
-        count += 1
-    return count
+    length = min(len(one), len(other))
+    differing = np.flatnonzero(np.array(one[:length]) != np.array(other[:length]))
+    return int(differing[0]) if len(differing) else length

@@ -32,7 +32,7 @@ class GenerationOptions:
     likely: int = 0
     """Number of the likeliest tokens to name beside each token."""
     draft: bool = False
-    """Whether the next tokens are guessed from the memory, which saves passes of the network and changes no token."""
+    """Whether the next tokens are guessed from the memory, which saves passes and changes no token but for rounding."""
     score_prompt: bool = False
     """Whether the tokens of the prompt are returned too, with their log-probabilities."""
 
@@ -45,6 +45,8 @@ class Step:
     """Tokens of the prompt, if they are scored. They have no text."""
     picked: list[GeneratedToken] = field(default_factory=list)
     """Tokens that were generated."""
+    error: Exception | None = None
+    """What went wrong with this answer alone."""
 
 
 class Generation:
@@ -193,10 +195,18 @@ def advance(answers: Sequence[Generation], longest: int | None = None) -> list[S
     asking = [number for number, count in enumerate(needed) if count]
     predicted = predict_together([(decoders[number], encoded[number], stepping[number].last_read) for number in asking])
     predictions = dict(zip(asking, predicted))
-    steps = {id(answer): answer.take(*predictions.get(number, (None, None))) for number, answer in enumerate(stepping)}
+    steps = {id(answer): _taken(answer, predictions.get(number)) for number, answer in enumerate(stepping)}
     if sum(needed) == sum(map(len, pieces)):
         times.note(sum(needed), time.perf_counter() - begun)
     return [steps.get(id(answer), Step()) for answer in answers]
+
+
+def _taken(answer: Generation, prediction: tuple[CombinedPrediction, Retrieved] | None) -> Step:
+    """Returns what follows from a prediction for one answer; an error of it does not concern the others."""
+    try:
+        return answer.take(*prediction or (None, None))
+    except Exception as error:
+        return Step(error=error)
 
 
 def _pieces(answers: Sequence[Generation], longest: int) -> tuple[list[Generation], list[list[int]]]:
@@ -216,4 +226,7 @@ def generate_tokens(decoder: Decoder, prompt: Sequence[int], options: Generation
     """Yields the tokens that continue a prompt, of which the decoder may have read a beginning."""
     answer = Generation(decoder, prompt, options)
     while not answer.finished:
-        yield from advance([answer])[0].picked
+        (step,) = advance([answer])
+        if step.error is not None:
+            raise step.error
+        yield from step.picked

@@ -90,6 +90,7 @@ class BatchedPretrainedModel(PretrainedModel):
     def __init__(self, model: PretrainedModel):
         """`model` must have been checked already."""
         self.__dict__.update(model.__dict__)
+        self.can_shorten = True
         self.reserve(1)
 
     def reserve(self, texts: int) -> None:  # noqa: ARG002

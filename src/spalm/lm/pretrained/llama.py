@@ -29,8 +29,8 @@ _BATCH = 512
 """Number of tokens that llama.cpp reads in one pass."""
 _SILENT = 8
 """Number of positions without outputs from which on they are read in a pass of their own."""
-_PROBE = 7
-"""Number of tokens on which a model is checked."""
+_PROBE, _HALF = 7, 3
+"""Number of tokens on which a model is checked, and of those that are read first where they are read in pieces."""
 _TOLERANCE = 0.05
 """Root mean square difference of logits, as a share of their spread, that rounding of quantised weights explains."""
 
@@ -102,6 +102,8 @@ class LlamaModel:
         weakref.finalize(self, _free, self._api, self._model, self._opened)
         self.reserve(sequences)
         self._refuse_unless_exact()
+        self.can_shorten = self._shortens_exactly()
+        """Whether the last tokens of a text can be taken back; not those of a recurrent model."""
 
     def reserve(self, texts: int) -> None:
         """Makes room for this many texts at a time; none may be in progress."""
@@ -131,6 +133,7 @@ class LlamaModel:
         settings.n_threads = settings.n_threads_batch = threads
         settings.embeddings = True
         settings.pooling_type = self._api.LLAMA_POOLING_TYPE_NONE
+        settings.swa_full = True  # layers that see a window keep all tokens, so that texts can be shortened
         context = self._api.llama_init_from_model(self._model, settings)
         if not context:
             raise InputError(f"{self.path}: llama.cpp has no room for {settings.n_ctx:,} tokens; give less context")
@@ -151,7 +154,8 @@ class LlamaModel:
 
     def shorten(self, state: SequenceState, tokens: int) -> None:
         """Forgets what a text has after its first `tokens` tokens."""
-        self._api.llama_memory_seq_rm(self._cache, state.number, tokens, -1)
+        if not self._api.llama_memory_seq_rm(self._cache, state.number, tokens, -1):
+            raise RuntimeError(f"{self.path}: llama.cpp cannot take back the last tokens of a text of this model")
         state.tokens = tokens
 
     def copy_state(self, state: SequenceState) -> SequenceState:
@@ -254,19 +258,49 @@ class LlamaModel:
 
     def _refuse_unless_exact(self) -> None:
         """Raises an error unless logits follow from hidden states, and reading in pieces changes nothing."""
-        tokens = [token % self.vocabulary for token in range(1, 1 + _PROBE)]
+        hidden, logits = self._read_probe()
         with self._whole_text() as whole:
-            at_once = self.read([(whole, tokens)])[0]
-        with self._whole_text() as whole:
-            parts = [self.read([(whole, part)])[0] for part in (tokens[: _PROBE // 2], tokens[_PROBE // 2 :])]
-        assert at_once.logits is not None
-        logits = torch.cat([part.logits for part in parts if part.logits is not None])
+            parts = [self.read([(whole, part)])[0] for part in (self._probe[:_HALF], self._probe[_HALF:])]
         for found, problem in (
-            (at_once.hidden @ self._table.T, "its logits do not follow from its last hidden state"),
-            (logits, "it does not go on from keys and values of what it has read"),
+            (hidden @ self._table.T, "its logits do not follow from its last hidden state"),
+            (_logits_of(Outputs.concatenate(parts)), "it does not go on from keys and values of what it has read"),
         ):
-            if (found - at_once.logits).square().mean().sqrt() > _TOLERANCE * at_once.logits.std():
+            if not _nearly_equal(found, logits):
                 raise InputError(f"{self.path}: {problem}, so a memory cannot be mixed in; use --backend torch")
+
+    def _shortens_exactly(self) -> bool:
+        """Returns whether a text that was shortened goes on as if it had never been longer."""
+        _, logits = self._read_probe()
+        with self._whole_text() as whole:
+            self.read([(whole, [*self._probe[:_HALF], *self._probe[: _PROBE - _HALF]])])
+            try:
+                self.shorten(whole, _HALF)
+                rest = self.read([(whole, self._probe[_HALF:])])[0]
+            except (InputError, RuntimeError):
+                return False
+        return _nearly_equal(_logits_of(rest), logits[_HALF:])
+
+    @property
+    def _probe(self) -> list[int]:
+        """The tokens on which the model is checked."""
+        return [token % self.vocabulary for token in range(1, 1 + _PROBE)]
+
+    def _read_probe(self) -> tuple[Tensor, Tensor]:
+        """Returns hidden states and logits of the tokens on which the model is checked, read at once."""
+        with self._whole_text() as whole:
+            found = self.read([(whole, self._probe)])[0]
+        return found.hidden, _logits_of(found)
+
+
+def _logits_of(outputs: Outputs) -> Tensor:
+    """Returns the logits of outputs that have them."""
+    assert outputs.logits is not None
+    return outputs.logits
+
+
+def _nearly_equal(found: Tensor, expected: Tensor) -> bool:
+    """Returns whether logits are equal but for the rounding of quantised weights."""
+    return bool((found - expected).square().mean().sqrt() <= _TOLERANCE * expected.std())
 
 
 def _last_of_each(lengths: Sequence[int], counts: Sequence[int]) -> Bool[np.ndarray, "n"]:

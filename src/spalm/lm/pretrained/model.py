@@ -42,6 +42,8 @@ class PretrainedModel:
         if self._head is None:
             raise InputError(f"{name} ({type(model).__name__}) has no output layer; give a causal language model")
         self.vocabulary, self.width = self._head.weight.shape
+        self.can_shorten = self._keeps_all_tokens()
+        """Whether the last tokens of a text can be taken back."""
         self._refuse_unless_exact(name)
 
     @property
@@ -65,6 +67,20 @@ class PretrainedModel:
         if state is not None:
             state.cache = getattr(read, "past_key_values", None)
         return read.last_hidden_state
+
+    def _keeps_all_tokens(self) -> bool:
+        """Returns whether every layer keeps the keys and values of all tokens, not of a window, and nothing else."""
+        from transformers.cache_utils import DynamicLayer
+
+        layers = self.empty_state().cache.layers
+        return all(type(layer) is DynamicLayer or self._has_wide_window(layer) for layer in layers)
+
+    def _has_wide_window(self, layer: Any) -> bool:
+        """Returns whether a layer of the cache has a window that no text can fill."""
+        from transformers.cache_utils import DynamicSlidingWindowLayer
+
+        longest = self.context_length
+        return type(layer) is DynamicSlidingWindowLayer and longest is not None and layer.sliding_window > longest
 
     def shorten(self, state: CacheState, tokens: int) -> None:
         """Forgets what a text has after its first `tokens` tokens."""

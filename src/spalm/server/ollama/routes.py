@@ -100,7 +100,7 @@ def ollama_routes(model: Model, parser: RequestParser, queue: RequestQueue, serv
         parser.refuse_other_models(without_tag(wanted))
         async with queue.turn(request.receive) as turn:
             _, tokens = await turn.prepare(lambda: parser.parse_embedding(texts))
-            return await turn.run(lambda: [model.embed(text) for text in texts]), tokens
+            return await turn.run_each(model.embed, texts), tokens
 
     async def answer(
         request: Request, body: OllamaRequest, parse: Callable[[], GenerationJob], form: type[OllamaResponse]

@@ -42,7 +42,7 @@ def openai_routes(model: Model, parser: RequestParser, queue: RequestQueue, serv
         parser.refuse_other_models(body.model)
         async with queue.turn(request.receive) as turn:
             texts, tokens = await turn.prepare(lambda: parser.parse_embedding(body.prompts()))
-            vectors = await turn.run(lambda: [model.embed(text) for text in texts])
+            vectors = await turn.run_each(model.embed, texts)
         found = [
             {"object": "embedding", "index": number, "embedding": body.encoded(vector)}
             for number, vector in enumerate(vectors)
