@@ -56,7 +56,7 @@ class Receipt:
             *removed,
             *kept,
             *found,
-            f"{searched}: {'' if found else 'nothing of it is left; '}receipt in {self.path}",
+            f"{searched}: {'' if found else f'nothing of it is left in {self.path.parent.parent}; '}receipt in {self.path}",
         ]
 
 

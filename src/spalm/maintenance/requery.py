@@ -1,5 +1,6 @@
 """Asking again: whether lists of documents, tracing or nearest search still find documents that were removed."""
 
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -7,6 +8,7 @@ from jaxtyping import Float, Int
 
 from spalm.artifact import MANIFEST
 from spalm.corpus import SPLITS
+from spalm.errors import InputError
 from spalm.generation import open_traceable
 from spalm.generation.trace import CORPUS_FOLDER
 from spalm.maintenance.place import Place
@@ -85,7 +87,9 @@ def _nearest(place: Place, memory: Memory, questions: Questions) -> Asked:
     if not len(questions.keys):
         return Asked(0, 0)
     searchers = [Searcher(memory, FlatIndex(), 0)]
-    searchers += [open_searcher(memory, folder)[0] for folder in place.stages(DESCRIPTION)]
+    for folder in place.stages(DESCRIPTION):
+        with suppress(InputError):  # nobody can search an index that is refused
+            searchers.append(open_searcher(memory, folder)[0])
     results = [searcher.search(questions.keys, _NEAREST)[0] for searcher in searchers]
     found = sum(int(np.isin(ids, questions.ids).any(1).sum()) for ids in results)
     return Asked(len(searchers) * len(questions.keys), found)
