@@ -52,12 +52,8 @@ class Receipt:
         searched = f"searched {content['searched']['files']:,} files, {content['searched']['bytes']:,} bytes"
         questions = sum(each["asked"] for each in content["requeried"].values())
         searched += f", and asked {questions:,} questions of lists, tracing and nearest search"
-        return [
-            *removed,
-            *kept,
-            *found,
-            f"{searched}: {'' if found else f'nothing of it is left in {self.path.parent.parent}; '}receipt in {self.path}",
-        ]
+        clean = "" if found else f"nothing of it is left in {self.path.parent.parent}; "
+        return [*removed, *kept, *found, f"{searched}: {clean}receipt in {self.path}"]
 
 
 def forget_with_receipt(directory: Path, names: list[str]) -> Receipt:
@@ -116,7 +112,8 @@ def _ids(documents: LiveDocuments, number: int) -> Int[np.ndarray, "ids"]:
     """Returns some entries of a document, without the first ones, whose keys others may share."""
     first, count = int(documents.first_ids[number]), int(documents.entries[number])
     last = first + count - 1
-    return np.unique(np.linspace(min(first + _WINDOW - 1, last), last, _WINDOWS).astype(np.int64))
+    found = np.unique(np.linspace(min(first + _WINDOW - 1, last), last, _WINDOWS).astype(np.int64))
+    return found[:count]  # none, if the document has no entry
 
 
 def _patterns(place: Place, pieces: list[Int[np.ndarray, "tokens"]], names: set[str]) -> dict[bytes, str]:
