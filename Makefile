@@ -6,6 +6,8 @@
 # make docs    set up, then build the site in site/, strictly and without a network
 # make audit   look up known vulnerabilities of every package in locks/ (needs the index that pypi.org runs)
 # make sbom    write dist/sbom.json, the list of these packages, in CycloneDX's form
+# make release build the wheel and the source archive in dist/ with locked tools, and this list; after make audit, which
+#              AUDIT= leaves out
 # make lock    resolve the packages anew: locks/*.txt, with hashes; UPGRADE=1 takes the newest releases
 # make soak    serve 32 clients, slow and broken ones among them, for ten minutes; writes runs/bench/soak.json
 # make bench   run every benchmark; each writes runs/bench/NAME.json
@@ -16,19 +18,22 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PIP := -m pip install --quiet --disable-pip-version-check
 # Packages come from a lock and are checked by their hashes where it was tried; elsewhere the index decides, within
-# constraints.txt. `make setup LOCKED=1` takes the lock on other systems too, `make setup LOCKED=` takes none.
+# constraints.txt. `make setup LOCKED=1` takes the lock on other systems too, and nothing else; `LOCKED=` takes none.
 TRIED := ("Linux", "x86_64", 3, 11)
 LOCKED ?= $(shell $(PYTHON) -c 'import platform, sys; print("1" * ((platform.system(), platform.machine(), *sys.version_info[:2]) == $(TRIED)))')
+INSISTED := $(if $(filter file,$(origin LOCKED)),,$(LOCKED))
 LOCKS := locks/build.txt locks/dev.txt
 HASHED := $(PIP) --no-deps --require-hashes
 TORCH := $(shell sed -n 's/^torch==//p' constraints.txt)
 TOOLS := $(VENV)-release
+AUDIT ?= audit
+SBOM = $(TOOLS)/bin/cyclonedx-py environment --pyproject pyproject.toml -o dist/sbom.json $(BIN)/python
 # The tests start many processes: each would compile the package anew where nothing compiled is kept. There are four
 # workers for two cores, because many tests wait for other processes.
 PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
 BENCHMARKS := attach training neighbours spalm ray disk plan exact generation answers serving
 
-.PHONY: setup lock audit sbom demo lint quick-tests check test fuzz docs soak bench $(addprefix bench-,$(BENCHMARKS)) clean
+.PHONY: setup lock audit sbom release demo lint quick-tests check test fuzz docs soak bench $(addprefix bench-,$(BENCHMARKS)) clean
 
 setup: $(READY)
 
@@ -43,8 +48,9 @@ $(READY): pyproject.toml constraints.txt $(LOCKS)
 	    *) echo "$$found"; exit 1;; \
 	  esac; \
 	fi; \
+	if [ -n "$$why" ] && [ -n "$(INSISTED)" ]; then echo "$$why; LOCKED=1 takes no other packages"; exit 1; fi; \
 	if [ -n "$$why" ]; then \
-	  echo "$$why: installing by constraints.txt, without hashes"; \
+	  echo "$$why: packages are installed by constraints.txt and NOT checked by hashes; make setup LOCKED=1 insists on locks/"; \
 	  $(BIN)/python $(PIP) -c constraints.txt -e '.[dev]'; \
 	else \
 	  echo "installing from locks/, checked by hashes"; \
@@ -83,7 +89,14 @@ audit: $(TOOLS)/.ready
 
 sbom: $(READY) $(TOOLS)/.ready
 	mkdir -p dist
-	$(TOOLS)/bin/cyclonedx-py environment --pyproject pyproject.toml -o dist/sbom.json $(BIN)/python
+	$(SBOM)
+
+# uv builds apart from this checkout's packages, with those of the lock, checked by their hashes.
+release: export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
+release: $(READY) $(TOOLS)/.ready $(AUDIT)
+	rm -rf dist
+	$(TOOLS)/bin/uv build --quiet --python $(BIN)/python --build-constraints locks/build.txt --require-hashes --out-dir dist
+	$(SBOM)
 
 demo: $(READY)
 	$(BIN)/spalm run demo --out runs/demo

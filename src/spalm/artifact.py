@@ -181,7 +181,7 @@ class Draft:
         write_sums(self.directory, {**sums, MANIFEST: digest_of_text(manifest)})
         write_atomically(self.directory / MANIFEST, manifest)
         (self.directory / UNFINISHED).unlink()
-        _tidy(self.directory)
+        tidy(self.directory)
 
     def _others(self, listed: set[str]) -> list[str]:
         """Returns the names of the files that stay but are not in the manifest, such as a log."""
@@ -229,7 +229,7 @@ class Stage:
                 present = Artifact(directory)
                 changed = differences(present.identity, self.identity)
                 if not changed:
-                    _tidy(directory)  # scratch files of a run that was killed at the very end
+                    tidy(directory)  # scratch files of a run that was killed at the very end
                     say(f"{directory}: finished before, unchanged")
                     return present
         previous = set_aside(directory, changed) if (directory / MANIFEST).exists() else None
@@ -283,7 +283,7 @@ def _scratch_of(directory: Path) -> list[str]:
     return names
 
 
-def _tidy(directory: Path) -> None:
+def tidy(directory: Path) -> None:
     """Removes the scratch files and folders of a directory, then the list that names them."""
     for name in _scratch_of(directory):
         _remove(directory / name)

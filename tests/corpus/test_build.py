@@ -1,5 +1,6 @@
 """Token arrays: right counts, right widths, resumed to the same bytes, bounded memory."""
 
+import gzip
 import os
 import subprocess
 import sys
@@ -9,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from spalm.corpus import Corpus, CorpusSettings, TrainingBatches, build_corpus, tokenise_files
+from spalm.corpus import Corpus, CorpusSettings, TrainingBatches, build, build_corpus, tokenise_files
 from spalm.corpus.tokens import token_dtype
 from spalm.errors import InputError
 from support.commands import script
@@ -214,6 +215,49 @@ def test_files_without_text_make_no_document(corpus, tmp_path, capsys):
     assert "a.txt is empty and makes no document" in capsys.readouterr().err
     with pytest.raises(InputError, match=r"a\.txt: there is no text in it"):
         tokenise_files([folder / "a.txt"], corpus.tokeniser)
+
+
+@pytest.mark.parametrize(("tokeniser", "size"), [("words", None), ("bpe", 300)])
+def test_documents_without_a_token_are_left_out(text_folder, tmp_path, capsys, tokeniser, size):
+    without = build_corpus(settings(text_folder, tokeniser, size, split_seed=3), tmp_path / "without")
+    empty = ["a.txt.gz", "story-5b.txt.gz", "z.txt.gz"]
+    for name in empty:
+        (text_folder / name).write_bytes(gzip.compress(b"   " if tokeniser == "words" else b""))
+    corpus = build_corpus(settings(text_folder, tokeniser, size, split_seed=3), tmp_path / "c")
+    said = capsys.readouterr().err
+    assert all(f"{name} is empty and makes no document" in said for name in empty)
+    assert {*_names(corpus)} == {*_names(without)}
+    for split in ("train", "dev", "test"):
+        assert (np.diff(corpus.split(split).ends, prepend=0) > 0).all()
+
+
+def test_what_is_left_out_is_counted_when_a_killed_build_goes_on(text_folder, tmp_path, monkeypatch):
+    for name in ("a.txt.gz", "story-5b.txt.gz", "story-7b.txt.gz", "z.txt.gz"):
+        (text_folder / name).write_bytes(gzip.compress(b""))
+    wanted = build_corpus(settings(text_folder), tmp_path / "whole").manifest
+    monkeypatch.setattr(build, "_SAVE_SECONDS", -1.0)
+    monkeypatch.setattr(build, "_BATCH_BYTES", 1)
+    save, kills = build._Journal.save, 0
+
+    def killed(journal):
+        save(journal)
+        raise KeyboardInterrupt
+
+    while True:
+        try:
+            with monkeypatch.context() as patched:
+                if kills < 14:
+                    patched.setattr(build._Journal, "save", killed)
+                found = build_corpus(settings(text_folder), tmp_path / "killed")
+            break
+        except KeyboardInterrupt:
+            kills += 1
+    assert kills == 14
+    assert found.manifest == wanted
+
+
+def _names(corpus: Corpus) -> list[str]:
+    return [name for split in ("train", "dev", "test") for name in corpus.split(split).names]
 
 
 def test_links_that_lead_in_a_circle_are_refused(corpus, tmp_path):

@@ -10,7 +10,7 @@ import pytest
 from spalm.api import attach_and_export, load
 from spalm.attachment import AttachSettings
 from spalm.compute import Execution, Hardware
-from spalm.corpus import Corpus
+from spalm.corpus import Corpus, CorpusSettings, build_corpus
 from spalm.errors import InputError
 from spalm.generation.inspection import CorpusPassage
 from spalm.maintenance import forget_with_receipt, remove_forgotten, verify_directory
@@ -143,6 +143,92 @@ def test_what_was_interrupted_is_finished(copy, monkeypatch, step):
     remove_forgotten(copy)
     assert not searched(copy, wanted)
     assert not verify_directory(copy).damaged
+
+
+@pytest.mark.parametrize("given", ["", "memory"])
+def test_a_memory_that_is_a_link_is_the_runs_own(copy, tmp_path, given):
+    (tmp_path / "disk").mkdir()
+    (copy / "memory").rename(tmp_path / "disk" / "entries")
+    (copy / "memory").symlink_to(tmp_path / "disk" / "entries")
+    name = document_of(copy, "train")
+    wanted = traces(copy, name)
+    assert searched(tmp_path, wanted)
+    receipt = forget_with_receipt(copy / given, [name])
+    assert not searched(tmp_path, wanted)
+    assert receipt.content["found"] == []
+    assert "corpus" in {each["path"] for each in receipt.content["removed"]}
+    assert receipt.content["searched"]["files"] > len([path for path in copy.rglob("*") if path.is_file()]) - 1
+
+
+def begin(folder: Path, kind: str, files: dict[str, bytes]) -> None:
+    """Leaves a stage as it is when it is killed."""
+    for name, content in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+    identity = {"kind": kind, "version": 1, "settings": {}, "parents": {}}
+    (folder / "unfinished.json").write_text(json.dumps(identity))
+
+
+def test_unfinished_work_goes_and_training_stays(copy):
+    name = document_of(copy, "train")
+    wanted = traces(copy, name)
+    left = b"".join(wanted)
+    begin(copy / "neighbours", "neighbours", {"work/train.queries": left, "train.ids": left})
+    begin(copy / "evaluation" / "spalm-8", "records", {"dev.log_probabilities": left})
+    begin(copy / "corpus.previous", "corpus", {"train.tokens": left, "journal.json": b"{}"})
+    begin(copy / "spalm", "semiparametric language model", {"checkpoints/1/model.safetensors": b"parameters"})
+    works = [copy / "index" / f"work-{'0' * 16}", copy / "other" / f"work-{'1' * 16}"]
+    for work in works:
+        work.mkdir(parents=True)
+        (work / "keys").write_bytes(left)
+    (copy / "other" / "lists").write_bytes(left)
+    (copy / "combiner" / "work").write_bytes(left)
+    (copy / "combiner" / "scratch.json").write_text('["work"]')
+    remove_forgotten(copy)  # nothing is forgotten, so nothing goes
+    assert all(work.exists() for work in works)
+    assert (copy / "neighbours" / "work" / "train.queries").exists()
+    receipt = forget_with_receipt(copy, [name])
+    assert not searched(copy, wanted)
+    paths = {each["path"] for each in receipt.content["removed"]}
+    assert {"neighbours", "evaluation/spalm-8", "corpus.previous", "index", "other", "combiner"} <= paths
+    assert [each["path"] for each in receipt.content["kept"]] == ["spalm"]
+    assert any("kept in spalm: training that is not finished" in line for line in receipt.lines())
+    assert (copy / "spalm" / "checkpoints" / "1" / "model.safetensors").read_bytes() == b"parameters"
+    assert not any((copy / "neighbours").iterdir())
+    assert not verify_directory(copy).damaged
+
+
+def test_a_corpus_with_other_tokens_that_was_set_aside_loses_the_document_too(copy, whole):
+    source = {"kind": "text", "path": str(whole.parent / "texts")}
+    settings = CorpusSettings.parse({"source": source, "tokeniser": {"kind": "bytes"}}, "test")
+    before = build_corpus(settings, copy / "corpus.previous")
+    name = document_of(copy, "train")
+    held = {each for split in ("train", "dev", "test") for each in before.split(split).names}
+    wanted = {name.encode(): "name", (whole.parent / "texts" / name).read_bytes()[20:60]: "text"}
+    assert searched(copy / "corpus.previous", wanted) >= {"text in train.tokens"}
+    receipt = forget_with_receipt(copy, [name])
+    assert not searched(copy, wanted)
+    assert receipt.content["found"] == []
+    assert {"corpus", "corpus.previous"} <= {each["path"] for each in receipt.content["removed"]}
+    after = Corpus(copy / "corpus.previous")
+    left = {each for split in ("train", "dev", "test") for each in after.split(split).names}
+    assert held - left == {name}
+    assert after.tokeniser.decode(after.split("train").tokens.tolist()).count("secret") > 20
+
+
+def test_every_search_is_asked_again(copy, monkeypatch):
+    receipt = forget_with_receipt(copy, [document_of(copy, "train")])
+    assert {way: each["found"] for way, each in receipt.content["requeried"].items()} == dict.fromkeys(
+        ("documents", "trace", "nearest"), 0
+    )
+    assert all(each["asked"] for each in receipt.content["requeried"].values())
+    monkeypatch.setattr(Memory, "forget", lambda *_: 0)
+    name = document_of(copy, "test")
+    receipt = forget_with_receipt(copy, [name])
+    for way, each in receipt.content["requeried"].items():
+        assert each["found"], way
+        assert f"still found by {way}: {each['found']} of {each['asked']}" in receipt.lines()
+    assert "nothing of it is left" not in receipt.lines()[-1]
 
 
 def test_a_namesake_with_another_text_stays(copy):

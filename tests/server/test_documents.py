@@ -17,7 +17,7 @@ from spalm.generation.inspection import CorpusPassage, Explorer
 from spalm.memory import Memory
 from spalm.neighbours import IndexSettings, make_searcher
 from spalm.semiparametric import Knn, KnnCombiner, PlainCombiner
-from spalm.server import make_server
+from spalm.server import Limits, make_server
 from support.servers import copied, in_thread, open_attached, server_of, with_combiner
 
 PATH = "/memory/documents"
@@ -87,6 +87,15 @@ def test_what_is_added_is_used_at_once_and_what_is_deleted_no_more(folder):
     assert client.delete(f"{PATH}/secret").json() == {"name": "secret", "deleted": 1}
     assert secret_score(client) == pytest.approx(before, abs=1e-4)
     assert client.get(PATH).json() == held
+
+
+def test_a_document_that_would_hold_the_model_for_long_is_refused(folder):
+    client = client_of(server_of(open_attached(folder), limits=Limits(document_bytes=40)))
+    refused = client.post(PATH, json={"name": "long", "text": "n\u00fc" * 14})
+    assert refused.status_code == 413
+    assert "it has 42 bytes, a document may have 40 (document_bytes)" in refused.json()["error"]
+    assert add(client, "short", "mi7 nu9 ka22") == 201
+    assert {"long", "short"} & set(names(client)) == {"short"}
 
 
 def test_namesakes_are_refused_and_the_same_text_is_not(client):

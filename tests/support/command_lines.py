@@ -176,6 +176,8 @@ run RECIPE --out OUT --address nowhere
 run RECIPE --out OUT training.batch_size=1000000000
 run RECIPE --out OUT training.batch_size=0
 run RECIPE --out OUT training.segment_length=1000000000
+run RECIPE --out OUT training.memory_length=10000000000
+run RECIPE --out OUT evaluation.memory_lengths=[10000000000]
 run RECIPE --out OUT neighbours.window=1000000000
 run RECIPE --out ''
 study NOTHING
@@ -281,6 +283,7 @@ serve FOLDER --limit waiting
 serve FOLDER --limit waiting=0
 serve FOLDER --limit waiting=HUGE
 serve FOLDER --limit body_bytes=.nan
+serve FOLDER --limit document_bytes=0
 serve FOLDER --port -1
 serve FOLDER --port 65536
 serve FOLDER --backend nothing

@@ -94,7 +94,7 @@ def tokenise_files(paths: list[Path], tokeniser: Tokeniser, document_start: str 
         for piece, ids in zip(batch, tokeniser.encode([piece.text for piece in batch])):
             own += len(ids)
             if piece.ends_document and not own:
-                say(f"{piece.document} is empty and makes no document")
+                say(_empty(piece))
                 continue
             tokens.append(_with_end(piece, ids, tokeniser).astype(tokens[0].dtype))
             count += len(tokens[-1])
@@ -105,6 +105,11 @@ def tokenise_files(paths: list[Path], tokeniser: Tokeniser, document_start: str 
     if not names:
         raise InputError(f"{', '.join(map(str, paths))}: there is no text in it; give files with text")
     return TokenStream(np.concatenate(tokens), np.array(ends, np.int64), lambda: names, tokeniser.start)
+
+
+def _empty(piece: "_Piece") -> str:
+    """Returns the line about a document that has no token and is left out."""
+    return f"{piece.document} is empty and makes no document"
 
 
 def _with_end(piece: "_Piece", ids: np.ndarray, tokeniser: Tokeniser) -> np.ndarray:
@@ -136,6 +141,15 @@ class _Counts:
     """Bytes in the file of names."""
     pieces: int = 0
     """Pieces that are done of the document that is not finished yet."""
+    begun_tokens: int = 0
+    """Tokens of the document that is not finished yet."""
+    left_out: int = 0
+    """Documents without a token, which are left out."""
+
+    @property
+    def documents_read(self) -> int:
+        """Number of documents of the source that are done."""
+        return self.documents + self.left_out
 
 
 @dataclass(frozen=True)
@@ -210,6 +224,14 @@ def _tokenise(
 
     def append(piece: _Piece, ids: np.ndarray) -> None:
         """Writes the tokens of a piece, and the end and the name of a document that it completes."""
+        counts.begun_tokens += len(ids)
+        counts.bytes += len(piece.text)
+        counts.pieces += 1
+        if piece.ends_document and not counts.begun_tokens:
+            say(_empty(piece))
+            counts.left_out += 1
+            counts.pieces = 0
+            return
         ids = _with_end(piece, ids, tokeniser)
         outputs["tokens"].write(ids.astype(dtype).tobytes())
         # Where tokens are bytes, bytes also count as characters: enwik8's figures are per byte.
@@ -217,18 +239,16 @@ def _tokenise(
         counts.tokens += len(ids)
         counts.words += len(text.split()) + piece.text.count(b"\n")
         counts.characters += len(text)
-        counts.bytes += len(piece.text)
-        counts.pieces += 1
         if piece.ends_document:
             name = piece.name_in_a_line.encode() + b"\n"
             outputs["names"].write(name)
             outputs["documents"].write(np.array([counts.tokens], "<i8").tobytes())
             counts.name_bytes += len(name)
             counts.documents += 1
-            counts.pieces = 0
+            counts.pieces = counts.begun_tokens = 0
 
     try:
-        documents = islice(settings.source.documents(split), counts.documents, None)
+        documents = islice(settings.source.documents(split), counts.documents_read, None)
         for batch in _batches(islice(_in_order(documents), counts.pieces, None)):
             if settings.tokeniser.kind != "bytes":
                 for piece in batch:

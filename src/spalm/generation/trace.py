@@ -1,5 +1,6 @@
 """Tracing of texts: which spans stand word for word in a memory, and in which documents."""
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -8,12 +9,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from spalm.artifact import MANIFEST
+from spalm.artifact import MANIFEST, UNFINISHED
 from spalm.corpus import Corpus, Tokeniser
 from spalm.errors import InputError
 from spalm.memory import Entries, EntrySource, Memory, is_memory
 from spalm.memory.exact import LEAST, VerbatimSpan
 
+MEMORY_FOLDER, CORPUS_FOLDER = "memory", "corpus"
+"""Folders of a run and of an attached model."""
 _SHOWN = 160
 """Number of characters of a span that are shown in a table."""
 
@@ -70,8 +73,10 @@ class Traceable:
 
 def open_traceable(directory: Path) -> Traceable:
     """Opens the memory of an attached model or a run, or the folder of that memory itself; no network is loaded."""
-    memory = Memory(directory / "memory" if is_memory(directory / "memory") else directory)
-    corpus = memory.directory.resolve().parent / "corpus"
+    around = folder_around(directory)
+    inside = (around or directory) / MEMORY_FOLDER
+    memory = Memory(inside if is_memory(inside) else directory)
+    corpus = (around or memory.directory.parent) / CORPUS_FOLDER
     if not (corpus / MANIFEST).is_file():
         raise InputError(
             f"{directory}: the tokeniser of this memory is not known (no {corpus}); give the folder of a run, or what "
@@ -84,6 +89,25 @@ def open_traceable(directory: Path) -> Traceable:
             "give the folder of the run that the memory belongs to"
         )
     return Traceable(memory, tokeniser)
+
+
+def folder_around(directory: Path) -> Path | None:
+    """Returns the folder of the run or attached model that a folder is, or whose memory it is; None if there is none.
+
+    It is looked for where the path says that the memory is, then where links lead: the memory of a run may be a link to
+    another disk.
+    """
+    if is_memory(directory / MEMORY_FOLDER):
+        return directory if _has_corpus(directory) else None
+    for given in (Path(os.path.abspath(directory)), directory.resolve()):  # noqa: PTH100 - links are not followed
+        if given.name == MEMORY_FOLDER and _has_corpus(given.parent):
+            return given.parent
+    return None
+
+
+def _has_corpus(directory: Path) -> bool:
+    """Returns whether a folder holds a corpus, finished or not: it is that of a run or an attached model."""
+    return any((directory / CORPUS_FOLDER / name).is_file() for name in (MANIFEST, UNFINISHED))
 
 
 def text_of_file(path: Path) -> str:

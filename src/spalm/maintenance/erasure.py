@@ -32,9 +32,11 @@ def erase_documents(corpus: Corpus, masks: Mapping[Split, Bool[np.ndarray, "docu
             text = corpus.split(split)
             rows = np.repeat(mask, text.ends - text.begins)
             _rewrite(corpus, f"{split}.tokens", _filling(rows, corpus.tokeniser.start))
+        _erase_unused_words(corpus)
+        for split, mask in masks.items():  # last: they say what is still to be erased
+            text = corpus.split(split)
             names = [f"{_GONE} {number}" if mask[number] else name for number, name in enumerate(text.names)]
             write_atomically(corpus.directory / f"{split}.names", "".join(f"{name}\n" for name in names))
-        _erase_unused_words(corpus)
     return sum(left.values())
 
 

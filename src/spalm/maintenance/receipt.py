@@ -1,11 +1,11 @@
-"""Forgetting with a receipt: documents are removed from a directory, and every file of it is searched for them.
+"""Forgetting with a receipt: documents are removed from a directory, every file is searched, every search asked again.
 
 The receipt says what was removed where and what the search found. Names are in it as digests: it must not be the place
 where a document is still named.
 """
 
 import mmap
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -14,11 +14,14 @@ import numpy as np
 from jaxtyping import Int
 
 from spalm.corpus import SPLITS, Corpus, Tokeniser
-from spalm.corpus.tokens import CORPUS_KIND
 from spalm.digests import digest_of_json, digest_of_text, updating_sums
 from spalm.files import own_folder, write_json
-from spalm.maintenance.removal import Place, remove_forgotten
+from spalm.maintenance.place import Place
+from spalm.maintenance.removal import remove_forgotten
+from spalm.maintenance.requery import Questions, ask_again
+from spalm.maintenance.unfinished import unfinished_training
 from spalm.memory import Entries, LiveDocuments
+from spalm.memory.forgotten import is_source
 
 _FOLDER = "receipts"
 """Folder of the receipts in a directory."""
@@ -26,6 +29,8 @@ _WINDOW, _WINDOWS = 12, 8
 """Number of tokens of a piece of a document that is searched for, and number of such pieces."""
 _LEAST = 4
 """Number of bytes of the shortest piece that is searched for."""
+_KEPT = "training that is not finished: parameters, and hidden states of what was read last, without any text"
+"""What a receipt says of training that goes on after documents were removed."""
 
 
 @dataclass(frozen=True)
@@ -40,36 +45,47 @@ class Receipt:
         """Returns the receipt for people."""
         content = self.content
         removed = [f"removed from {each['path']}: {each['what']}" for each in content["removed"]]
-        searched = f"searched {content['searched']['files']:,} files, {content['searched']['bytes']:,} bytes"
+        kept = [f"kept in {each['path']}: {each['what']}" for each in content["kept"]]
         found = [f"still in {each['path']}: {each['what']}" for each in content["found"]]
-        return [*removed, *found, f"{searched}: {'' if found else 'nothing of it is left; '}receipt in {self.path}"]
+        asked = {way: each for way, each in content["requeried"].items() if each["found"]}
+        found += [f"still found by {way}: {each['found']} of {each['asked']}" for way, each in asked.items()]
+        searched = f"searched {content['searched']['files']:,} files, {content['searched']['bytes']:,} bytes"
+        questions = sum(each["asked"] for each in content["requeried"].values())
+        searched += f", and asked {questions:,} questions of lists, tracing and nearest search"
+        clean = "" if found else f"nothing of it is left in {self.path.parent.parent}; "
+        return [*removed, *kept, *found, f"{searched}: {clean}receipt in {self.path}"]
 
 
 def forget_with_receipt(directory: Path, names: list[str]) -> Receipt:
     """Forgets documents, removes all that they left in a directory, and searches every file there for them."""
     place, wanted = Place.of(directory), {*names}
-    corpora = [Corpus(found.directory) for found in place.artifacts(CORPUS_KIND)] if place.is_whole else []
-    live, entries = place.memory.entries().live_documents, place.memory.entries()
+    entries = place.memory.entries()
+    live = entries.live_documents
     held = [number for number, name in enumerate(live.names) if name in wanted]
+    own = live.first_ids[held]
+    view = place.memory.exact.current()
     pieces = [piece for number in held for piece in _pieces(entries, live, number)]
-    keys = [key for number in held for key in _keys(entries, live, number)]
+    pieces = [piece for piece in pieces if not view.trace(piece, len(piece), own)]
+    ids = np.concatenate([np.zeros(0, np.int64), *(_ids(live, number) for number in held)])
+    questions = Questions.of(entries, sorted(wanted), pieces, ids)
+    patterns = dict.fromkeys([key.tobytes() for key in questions.keys.astype("<f2")], "a key")
+    patterns |= _patterns(place, pieces, wanted)
     place.memory.forget(sorted(wanted))
-    view, left = place.memory.exact.current(), place.memory.entries().live_documents.names
-    pieces = [piece for piece in pieces if not view.trace(piece, least=len(piece))]
-    pieces = [piece for piece in pieces if not any(_stands_elsewhere(piece, corpus, wanted) for corpus in corpora)]
-    patterns = _forms(pieces, corpora[0].tokeniser if corpora else None) | dict.fromkeys(keys, "a key")
+    left = place.memory.entries().live_documents.names
     patterns |= {name.encode(): "its name" for name in wanted if not any(name in other for other in left)}
     removed, freed = remove_forgotten(directory)
-    found, files, size = _search(place.root, {key: what for key, what in patterns.items() if len(key) >= _LEAST})
+    found, files, size = _search(place, {key: what for key, what in patterns.items() if len(key) >= _LEAST})
     content: dict[str, Any] = {
         "at": datetime.now(UTC).isoformat(timespec="seconds"),
         "documents": [
             {"name_sha256": digest_of_text(live.names[number]), "entries": int(live.entries[number])} for number in held
         ],
         "removed": [{"path": _within(each.path, place.root), "what": each.what} for each in removed],
+        "kept": [{"path": _within(path, place.root), "what": _KEPT} for path in unfinished_training(place)],
         "bytes_freed": freed,
         "searched": {"files": files, "bytes": size, "patterns": len(patterns)},
         "found": [{"path": _within(path, place.root), "what": what} for path, what in found],
+        "requeried": {way: asdict(asked) for way, asked in ask_again(place, questions).items()},
     }
     content["sha256"] = digest_of_json(content)
     return Receipt(_write(place.root, content), content)
@@ -88,17 +104,45 @@ def _write(root: Path, content: dict[str, Any]) -> Path:
 def _pieces(entries: Entries, documents: LiveDocuments, number: int) -> list[Int[np.ndarray, "tokens"]]:
     """Returns some pieces of a document, as tokens."""
     first, count = int(documents.first_ids[number]), int(documents.entries[number])
-    starts = np.unique(np.linspace(0, max(0, count - _WINDOW), _WINDOWS).astype(int))
-    ids = [np.arange(first + start, first + min(count, start + _WINDOW)) for start in starts.tolist()]
+    ids = [np.arange(first + start, first + min(count, start + _WINDOW)) for start in _starts(count)]
     return [entries.take_tokens(entries.rows(piece)) for piece in ids if len(piece)]
 
 
-def _keys(entries: Entries, documents: LiveDocuments, number: int) -> list[bytes]:
-    """Returns some keys of a document as they are stored, without the first ones, which others may share."""
+def _ids(documents: LiveDocuments, number: int) -> Int[np.ndarray, "ids"]:
+    """Returns some entries of a document, without the first ones, whose keys others may share."""
     first, count = int(documents.first_ids[number]), int(documents.entries[number])
-    ids = np.unique(np.linspace(first + min(_WINDOW, count - 1), first + count - 1, _WINDOWS).astype(int))
-    rows = entries.with_keys.rows(ids)
-    return [entries.with_keys.keys(row, row + 1).tobytes() for row in rows[rows >= 0].tolist()]
+    last = first + count - 1
+    found = np.unique(np.linspace(min(first + _WINDOW - 1, last), last, _WINDOWS).astype(np.int64))
+    return found[:count]  # none, if the document has no entry
+
+
+def _patterns(place: Place, pieces: list[Int[np.ndarray, "tokens"]], names: set[str]) -> dict[bytes, str]:
+    """Returns what files may hold of documents of these names: pieces of their text in the tokens of each corpus."""
+    found, tokeniser = {}, None
+    for corpus in place.corpora():
+        if is_source(place.memory, corpus.digest):
+            tokeniser = corpus.tokeniser
+            pieces = [piece for piece in pieces if not _stands_elsewhere(piece, corpus, names)]
+        else:
+            own = [piece for piece in _pieces_in(corpus, names) if not _stands_elsewhere(piece, corpus, names)]
+            found |= _forms(own, corpus.tokeniser)
+    return found | _forms(pieces, tokeniser)
+
+
+def _pieces_in(corpus: Corpus, names: set[str]) -> list[Int[np.ndarray, "tokens"]]:
+    """Returns some pieces of the documents of these names in a corpus, as tokens."""
+    found = []
+    for text in map(corpus.split, SPLITS):
+        for number in [number for number, name in enumerate(text.names) if name in names]:
+            first, last = int(text.begins[number]), int(text.ends[number])
+            for start in _starts(last - first):
+                found.append(text.tokens[first + start : min(last, first + start + _WINDOW)].astype(np.int64))
+    return [piece for piece in found if len(piece)]
+
+
+def _starts(count: int) -> list[int]:
+    """Returns where the pieces of a text of so many tokens begin."""
+    return np.unique(np.linspace(0, max(0, count - _WINDOW), _WINDOWS).astype(int)).tolist()
 
 
 def _stands_elsewhere(piece: Int[np.ndarray, "tokens"], corpus: Corpus, names: set[str]) -> bool:
@@ -124,12 +168,10 @@ def _forms(pieces: list[Int[np.ndarray, "tokens"]], tokeniser: Tokeniser | None)
     return found
 
 
-def _search(root: Path, patterns: dict[bytes, str]) -> tuple[list[tuple[Path, str]], int, int]:
-    """Searches every file below a folder for pieces of bytes; returns what was found, and how much was searched."""
+def _search(place: Place, patterns: dict[bytes, str]) -> tuple[list[tuple[Path, str]], int, int]:
+    """Searches every file of a directory for pieces of bytes; returns what was found, and how much was searched."""
     found, files, size = [], 0, 0
-    for path in sorted(root.rglob("*")):
-        if not path.is_file() or not path.stat().st_size:
-            continue
+    for path in [path for path in place.files() if path.stat().st_size]:
         files, size = files + 1, size + path.stat().st_size
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
             here = {what for piece, what in patterns.items() if content.find(piece) >= 0}

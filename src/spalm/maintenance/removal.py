@@ -5,25 +5,22 @@ its name a number, and its rows in tables and records empty. What is interrupted
 which knows what was forgotten, is compacted last.
 """
 
-import shutil
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from jaxtyping import Bool
 
-from spalm.artifact import ERASING, MANIFEST, Artifact, finish_erasure, only_writer
+from spalm.artifact import ERASING, finish_erasure, only_writer
 from spalm.corpus import SPLITS, Corpus, Split
-from spalm.corpus.tokens import CORPUS_KIND
 from spalm.digests import SUMS
 from spalm.errors import InputError
 from spalm.generation.hugging_face import export_for_transformers
 from spalm.maintenance.erasure import erase_documents, erase_ids, erase_rows
-from spalm.memory import Entries, Memory, is_memory, source_of_split
-from spalm.memory.forgotten import forgotten_documents, forgotten_entries
-from spalm.neighbours.index.build import DESCRIPTION, WORK, IndexDescription
-from spalm.neighbours.index.kinds import FILES
+from spalm.maintenance.place import Place, Removed
+from spalm.maintenance.unfinished import remove_unfinished
+from spalm.memory import Entries, Memory, source_of_split
+from spalm.memory.forgotten import forgotten_documents, forgotten_entries, is_source
+from spalm.neighbours.index.build import DESCRIPTION, IndexDescription, remove_index
 from spalm.neighbours.table import KIND as TABLE_KIND
 from spalm.runs import RESULTS, FinishedRun
 from spalm.runs.records import KIND as RECORDS_KIND
@@ -36,55 +33,18 @@ Masks = dict[Split, np.ndarray]
 """Which documents, or positions, of each split."""
 
 
-@dataclass(frozen=True)
-class Removed:
-    """Something that was removed."""
-
-    path: Path
-    what: str
-
-
-@dataclass(frozen=True)
-class Place:
-    """A directory with a memory: the memory itself, or a run or an attached model around it."""
-
-    root: Path
-    memory: Memory
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether there is more than the memory itself."""
-        return self.root.resolve() != self.memory.directory.resolve()
-
-    @classmethod
-    def of(cls, directory: Path) -> "Place":
-        """Returns the place of a folder, which may be that of the memory within it."""
-        inside = directory / "memory"
-        memory = Memory(inside if is_memory(inside) else directory)
-        around = memory.directory.resolve().parent
-        whole = memory.directory.name == "memory" and (around / "corpus" / MANIFEST).exists()
-        return cls(around if whole else memory.directory, memory)
-
-    def artifacts(self, kind: str) -> Iterator[Artifact]:
-        """Yields the finished artifacts of a kind anywhere in the directory."""
-        for path in sorted(self.root.rglob(MANIFEST)):
-            if not path.is_relative_to(self.memory.directory):
-                found = Artifact(path.parent)
-                if found.kind == kind:
-                    yield found
-
-    def other_memories(self) -> Iterator[Memory]:
-        """Yields other memories in the directory, such as one that was set aside."""
-        for path in sorted(self.root.rglob("memory.json")):
-            if path.parent.resolve() != self.memory.directory.resolve():
-                yield Memory(path.parent)
-
-
 def forgotten_in_corpus(memory: Memory, corpus: Corpus, split: Split, dead: Entries) -> Bool[np.ndarray, "documents"]:
-    """Returns which documents of a split were forgotten: remembered and not alive, or the same as a forgotten one."""
+    """Returns which documents of a split were forgotten: remembered and not alive, or the same as a forgotten one.
+
+    In a corpus that is no source of the memory, such as one with another tokeniser that was set aside, only names can
+    be compared: every document that has the name of a forgotten one counts.
+    """
     text = corpus.split(split)
-    found = forgotten_documents(memory, source_of_split(corpus, split), text.begins)
     held = dead.live_documents
+    if not is_source(memory, corpus.digest):
+        names = {*held.names}
+        return np.array([name in names for name in text.names], bool)
+    found = forgotten_documents(memory, source_of_split(corpus, split), text.begins)
     texts = {
         (name, dead.tokens(*_rows(dead, first, count)).tobytes())
         for name, first, count in zip(held.names, held.first_ids.tolist(), held.entries.tolist())
@@ -105,15 +65,21 @@ def _rows(entries: Entries, first: int, count: int) -> tuple[int, int]:
 def remove_forgotten(directory: Path) -> tuple[list[Removed], int]:
     """Removes all that forgotten documents left in a directory; returns what was removed, and the bytes freed."""
     place = Place.of(directory)
-    for path in place.root.rglob(ERASING):
-        finish_erasure(path.parent)
+    for folder in place.stages(ERASING):
+        finish_erasure(folder)
     removed: list[Removed] = []
     dead = forgotten_entries(place.memory)
+    if len(dead.live_documents):
+        removed += remove_unfinished(place)
     if place.is_whole:
-        for corpus in [Corpus(found.directory) for found in place.artifacts(CORPUS_KIND)]:
+        for corpus in place.corpora():
             masks: Masks = {split: forgotten_in_corpus(place.memory, corpus, split, dead) for split in SPLITS}
             removed += _remove_from_corpus(place, corpus, masks)
         removed += _remove_ids(place, dead)
+        if removed or len(dead.live_documents):
+            removed += _remove_drawn(place)
+            if (place.root / RESULTS).exists():
+                export_for_transformers(FinishedRun(place.root))  # its tokeniser may have had words of the documents
     removed += _remove_indexes(place)
     names = dead.live_documents.names
     for memory in place.other_memories():
@@ -130,23 +96,22 @@ def remove_forgotten(directory: Path) -> tuple[list[Removed], int]:
 
 
 def _remove_from_corpus(place: Place, corpus: Corpus, masks: Masks) -> list[Removed]:
-    """Removes documents from a corpus, and from everything that has a row for each position of it."""
+    """Removes documents from a corpus, and before that from everything that has a row for each position of it."""
     removed = []
     bounds = {split: corpus.split(split) for split in SPLITS}
     rows: Masks = {split: np.repeat(mask, bounds[split].ends - bounds[split].begins) for split, mask in masks.items()}
-    with only_writer(corpus.directory):
-        count = erase_documents(corpus, masks)
-    if count:
-        removed.append(Removed(corpus.directory, f"{count} document(s)"))
-        if (place.root / RESULTS).exists():
-            export_for_transformers(FinishedRun(place.root))  # its tokeniser may have had words of the documents
-        removed += _remove_drawn(place)
     for kind in (TABLE_KIND, RECORDS_KIND):
         for artifact in place.artifacts(kind):
+            if artifact.manifest["parents"].get("corpus", corpus.digest) != corpus.digest:
+                continue
             with only_writer(artifact.directory):
                 changed = erase_rows(artifact, rows)
             if changed:
                 removed.append(Removed(artifact.directory, f"rows of {changed} array(s)"))
+    with only_writer(corpus.directory):
+        count = erase_documents(corpus, masks)
+    if count:
+        removed.append(Removed(corpus.directory, f"{count} document(s)"))
     return removed
 
 
@@ -179,18 +144,13 @@ def _remove_indexes(place: Place) -> list[Removed]:
     """Removes indexes that may hold keys of forgotten entries; the next search builds them again."""
     removed = []
     dead = place.memory.entries().gaps(place.memory.next_id())
-    for path in sorted(place.root.rglob(DESCRIPTION)):
-        folder = path.parent
+    for folder in place.stages(DESCRIPTION):
         try:
             stale = bool((dead < IndexDescription.read(folder).next_id).any())
         except InputError:
             stale = True
         if stale:
             with only_writer(folder):
-                for name in (DESCRIPTION, SUMS, *FILES):
-                    file = folder / name
-                    shutil.rmtree(file) if file.is_dir() else file.unlink(missing_ok=True)
-                for work in [path for path in folder.iterdir() if WORK.fullmatch(path.name)]:
-                    shutil.rmtree(work)
+                remove_index(folder)
             removed.append(Removed(folder, "the index; the next search builds it again"))
     return removed

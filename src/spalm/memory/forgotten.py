@@ -31,3 +31,10 @@ def forgotten_documents(
     entries = memory.entries()
     alive = [entries.rows(first + begins) >= 0 for (first,) in batches]
     return ~np.any(alive, axis=0)
+
+
+def is_source(memory: Memory, corpus: str) -> bool:
+    """Returns whether any text was remembered from the corpus with this digest."""
+    with memory.catalogue.read() as connection:
+        query = "SELECT count(*) FROM batches WHERE finished AND instr(source, ?)"
+        return connection.execute(query, [json.dumps(corpus)]).fetchone()[0] > 0

@@ -58,6 +58,14 @@ def refuse_unless_trainable(recipe: Recipe, corpus: Corpus) -> None:
                 f"the {split} split has {len(corpus.split(split)):,} token(s), at least {_SHORTEST_HELD_OUT} are "
                 f"needed; give more text, or a larger corpus.source.{split}_share"
             )
+    lengths = {"training.memory_length": [training.memory_length]}
+    lengths |= {"evaluation.memory_lengths": recipe.evaluation.memory_lengths}
+    for name, wanted in [(name, max(each)) for name, each in lengths.items() if each]:
+        if wanted > len(train):
+            raise InputError(
+                f"{name} = {wanted:,}: the training text has {len(train):,} tokens, so no more can be remembered; give "
+                "a shorter short-term memory"
+            )
     if recipe.neighbours.window >= len(train) - 1:
         raise InputError(
             f"neighbours.window = {recipe.neighbours.window:,}: the training text has {len(train):,} tokens, so no "

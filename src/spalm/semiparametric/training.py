@@ -23,7 +23,7 @@ from spalm.semiparametric.scorer import Scorer, mean_loss
 from spalm.settings import Settings
 from spalm.training import BEST_FILE, TrainingTask, load_network, run_training_stage, train
 
-_KIND = "semiparametric language model"
+KIND = "semiparametric language model"
 _VERSION = 1
 
 
@@ -122,7 +122,7 @@ def train_spalm(
 
     parents = {"corpus": corpus.digest, "neighbours": table.digest}
     parents |= {} if start is None else {"start": start.digest}
-    run_training_stage(Stage(_KIND, _VERSION, settings.as_json(), parents), directory, make, execution)
+    run_training_stage(Stage(KIND, _VERSION, settings.as_json(), parents), directory, make, execution)
     return TrainedSpalm(directory)
 
 
@@ -130,7 +130,7 @@ class TrainedSpalm(Artifact):
     """A trained SPALM on disk: its settings, and `load` for the model itself."""
 
     def __init__(self, directory: Path | str):
-        super().__init__(directory, _KIND, TrainingFacts)
+        super().__init__(directory, KIND, TrainingFacts)
         self.model_settings = SpalmModelSettings.parse(self.settings, str(self.directory))
 
     @property

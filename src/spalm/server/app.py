@@ -62,7 +62,7 @@ def make_server(
     for routes in (
         openai_routes(model, parser, queue, service),
         ollama_routes(model, parser, queue, service),
-        document_routes(model, queue),
+        document_routes(model, queue, limits),
         explain_routes(model, queue),
         explorer_routes(model.explorer, queue),
         state_routes(model, queue, metrics),

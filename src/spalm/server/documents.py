@@ -11,7 +11,9 @@ from starlette.convertors import StringConvertor, register_url_convertor
 
 from spalm.choices import LARGEST
 from spalm.generation import Model
+from spalm.server.errors import RequestRefused
 from spalm.server.http import JsonRoute
+from spalm.server.limits import Limits
 from spalm.server.queue import RequestQueue
 
 _MOST = 10_000
@@ -35,7 +37,7 @@ class DocumentRequest(BaseModel):
     text: str
 
 
-def document_routes(model: Model, queue: RequestQueue) -> APIRouter:
+def document_routes(model: Model, queue: RequestQueue, limits: Limits) -> APIRouter:
     """Returns the routes below /memory/documents. Changes wait in the queue, so that no search runs meanwhile."""
     routes, memory = APIRouter(prefix="/memory/documents", route_class=JsonRoute), model.memory
 
@@ -53,6 +55,15 @@ def document_routes(model: Model, queue: RequestQueue) -> APIRouter:
 
     @routes.post("", status_code=201)
     async def add(document: DocumentRequest, request: Request) -> dict[str, Any]:
+        size = len(document.text.encode())
+        if size > limits.document_bytes:
+            raise RequestRefused(
+                413,
+                f"text: it has {size:,} bytes, a document may have {limits.document_bytes:,} (document_bytes); add it "
+                "in parts, or with `spalm remember`",
+                param="text",
+            )
+
         def work() -> int:
             return memory.add(document.name, document.text, check=queue.check)
 

@@ -25,7 +25,9 @@ class Limits(Settings):
     request_seconds: float = Field(default=900, gt=0)
     """Seconds after which a request is ended: answers with what they have, other work with 503."""
     body_bytes: int = Field(default=8 << 20, gt=0)
-    """Highest number of bytes of a request, such as a document to be remembered."""
+    """Highest number of bytes of a request."""
+    document_bytes: int = Field(default=1 << 20, gt=0)
+    """Highest number of bytes of a document's text: while it is read, the model does little else."""
     all_body_bytes: int = Field(default=64 << 20, gt=0)
     """Highest number of bytes of all requests that the server holds at a time; further ones get 429."""
     header_seconds: float = Field(default=10, gt=0)

@@ -164,10 +164,7 @@ def _work(directory: Path, memory: Memory, seed: int) -> Path:
 
 def _save(index: Index, description: IndexDescription, directory: Path) -> None:
     """Replaces the index in a folder. The description is written last: without it, there is no index."""
-    (directory / DESCRIPTION).unlink(missing_ok=True)
-    for leftover in (SUMS, *FILES):
-        path = directory / leftover
-        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+    remove_index(directory)
     try:
         index.save(directory)
     except RuntimeError as error:
@@ -179,6 +176,13 @@ def _save(index: Index, description: IndexDescription, directory: Path) -> None:
     sums = {name: digest_of_file(directory / name) for name in names}
     write_sums(directory, {**sums, DESCRIPTION: digest_of_text(content)})
     write_atomically(directory / DESCRIPTION, content)
+
+
+def remove_index(directory: Path) -> None:
+    """Removes the files of an index, the description first: without it, there is no index."""
+    for name in (DESCRIPTION, SUMS, *FILES):
+        path = directory / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
 
 
 def _last_line(error: RuntimeError) -> str:
