@@ -9,8 +9,10 @@ import torch
 
 import spalm
 from spalm.generation import GeneratedToken, GenerationOptions, Model, Sampling, generate_tokens
-from spalm.generation.decoding.drafts import LONGEST_DRAFT, Drafter, DraftRecord, PassTimes, continuation
+from spalm.generation.citations import FollowedPlace, citations_of, continuation
+from spalm.generation.decoding.drafts import KINDS, LONGEST_DRAFT, CheckedDraft, Drafter, DraftRecord, kind_of
 from spalm.generation.decoding.generate import Generation, advance
+from spalm.generation.decoding.pass_times import PassTimes
 from spalm.semiparametric import CombinedPrediction, Retrieved
 
 CPU = spalm.Execution(spalm.Hardware("cpu", 1))
@@ -123,51 +125,65 @@ def prediction(ids: list[int], tokens: list[int], weights: list[float]) -> tuple
     return CombinedPrediction(scores, torch.tensor([0.98]), torch.tensor([weights])), retrieved
 
 
-def picked(token: int) -> GeneratedToken:
-    return GeneratedToken(token, "", 0.0, memory_share=1.0)
-
-
 def test_a_draft_follows_the_strongest_proposal_of_the_token(model):
     entries = model.store.entries()
     first, second = (int(entries.live_documents.first_ids[number]) for number in (0, 1))
     drafter = Drafter(model.store, times_of(lambda _: 1.0), DraftRecord())
     for chosen, weights in ((first, [0.9, 0.1]), (second, [0.1, 0.9])):
-        found = drafter.propose(*prediction([first, second], [7, 7], weights), picked(7))
+        place = FollowedPlace()
+        place.advance(model.store, *prediction([first, second], [7, 7], weights), 7)
+        found = drafter.propose(place, 1.0, LONGEST_DRAFT).tokens
         assert found == entries.tokens_of(np.arange(chosen + 1, chosen + 1 + len(found))).tolist()
-        assert found
-    assert drafter.propose(*prediction([first], [7], [1.0]), picked(8)) == [], "nothing proposed it"
+        assert len(drafter.propose(place, 1.0, 2).tokens) == 2 < len(found)
+    place = FollowedPlace()
+    place.advance(model.store, *prediction([first], [7], [1.0]), 8)
+    assert drafter.propose(place, 1.0, LONGEST_DRAFT).tokens == [], "nothing proposed it"
+
+
+def test_a_place_is_followed_as_long_as_its_document_goes_on_so(model):
+    entries = model.store.entries()
+    first, other = (int(entries.live_documents.first_ids[number]) for number in (0, 1))
+    token, following = entries.tokens_of(np.array([first, first + 1])).tolist()
+    place = FollowedPlace()
+    place.advance(model.store, *prediction([first], [token], [1.0]), token)
+    assert (place.entry, place.length) == (first, 1)
+    place.advance(model.store, *prediction([other], [following], [1.0]), following)
+    assert (place.entry, place.length) == (first + 1, 2), "even if another place proposed it more strongly"
+    wrong = 1 + int(entries.tokens_of(np.array([first + 2]))[0])
+    place.advance(model.store, *prediction([other], [wrong], [1.0]), wrong)
+    assert (place.entry, place.length) == (other, 1)
 
 
 def test_a_draft_ends_with_its_document(model):
     documents = model.store.entries().live_documents
     last = int(documents.first_ids[0] + documents.entries[0]) - 1
-    assert continuation(model.store, last, 5) == []
-    assert len(continuation(model.store, last - 2, 5)) == 2
-    assert continuation(model.store, 10**9, 5) == [], "it was forgotten"
+    assert continuation(model.store.entries(), last, 5) == []
+    assert len(continuation(model.store.entries(), last - 2, 5)) == 2
+    assert continuation(model.store.entries(), 10**9, 5) == [], "it was forgotten"
 
 
 def test_drafts_are_as_long_as_pays():
     record = DraftRecord()
     cheap, dear = times_of(lambda tokens: 1 + 0.02 * tokens), times_of(lambda tokens: 0.1 + 0.9 * tokens)
     memory = None
-    assert Drafter(memory, cheap, record).lengths_that_pay()[0] > 2
-    assert Drafter(memory, dear, record).lengths_that_pay()[0] == 0
+    assert Drafter(memory, cheap, record).length_that_pays(0) > 2
+    assert Drafter(memory, dear, record).length_that_pays(0) == 0
     for _ in range(50):
-        record.note(0, 0, failed=True)
-    assert Drafter(memory, cheap, record).lengths_that_pay()[0] <= 1
-    sure = replace(DraftRecord(), right=np.full(4, 99.0), tried=np.full(4, 100.0))
-    assert Drafter(memory, cheap, sure).lengths_that_pay()[0] == LONGEST_DRAFT
+        record.note([CheckedDraft(0, 3, 0)], 0.0, 1.0)
+    assert Drafter(memory, cheap, record).length_that_pays(0) <= 1
+    sure = replace(DraftRecord(), right=np.full(KINDS, 99.0), tried=np.full(KINDS, 100.0))
+    assert Drafter(memory, cheap, sure).length_that_pays(0) == LONGEST_DRAFT
 
 
 def test_beside_others_a_draft_pays_less():
     """Each token of a pass costs half of what the pass itself does."""
     times, sure = (
         times_of(lambda tokens: 2.0 + tokens),
-        replace(DraftRecord(), right=np.full(4, 80.0), tried=np.full(4, 100.0)),
+        replace(DraftRecord(), right=np.full(KINDS, 80.0), tried=np.full(KINDS, 100.0)),
     )
-    alone = Drafter(None, times, sure).lengths_that_pay()[0]
+    alone = Drafter(None, times, sure).length_that_pays(0)
     times.others = 15
-    assert Drafter(None, times, sure).lengths_that_pay()[0] < alone
+    assert Drafter(None, times, sure).length_that_pays(0) < alone
 
 
 def test_noise_of_long_passes_does_not_make_drafts_cheap():
@@ -179,8 +195,8 @@ def test_noise_of_long_passes_does_not_make_drafts_cheap():
         waiting = 10 if number % 50 == 0 else random.uniform(0.8, 1.6)
         times.note(tokens, (0.025 + 0.007 * tokens) * waiting)
     times.others = 7
-    likely = replace(DraftRecord(), right=np.full(4, 60.0), tried=np.full(4, 100.0))
-    assert Drafter(None, times, likely).lengths_that_pay()[0] == 0
+    likely = replace(DraftRecord(), right=np.full(KINDS, 60.0), tried=np.full(KINDS, 100.0))
+    assert Drafter(None, times, likely).length_that_pays(0) == 0
 
 
 def test_times_of_passes_are_a_line_that_follows_the_machine():
