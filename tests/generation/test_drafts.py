@@ -1,11 +1,13 @@
 """Drafts from the memory: what is generated does not change, and they are made only where they pay."""
 
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
 import torch
+from scipy.stats import chisquare
 
 import spalm
 from spalm.generation import GeneratedToken, GenerationOptions, Model, Sampling, generate_tokens
@@ -85,19 +87,105 @@ def test_drafts_save_passes(model, prompts, monkeypatch):
     assert counts[1] < 0.7 * counts[0]
 
 
-@pytest.mark.slow
-def test_samples_with_drafts_have_the_distribution_of_the_model(model, prompts):
-    """The second token of many answers: its frequencies are the probabilities, whether or not it was drafted."""
-    counts = torch.zeros(2, model.tokeniser.size)
-    eager(model)
-    for draft in (False, True):
-        decoder = model.decoder()
-        decoder.feed(prompts[1][:-1])
-        for seed in range(60):
-            sampling = Sampling(max_tokens=2, temperature=1.0, seed=seed)
-            answer = generate_tokens(decoder.copied(), prompts[1], GenerationOptions(sampling, draft=draft))
-            counts[int(draft), list(answer)[-1].id] += 1
-    assert torch.equal(counts[0], counts[1]), "the same random numbers pick the same tokens"
+@dataclass
+class RememberedDecoder:
+    """Predicts as a decoder of the model does, and computes what follows each beginning only once."""
+
+    model: Model
+    known: dict[tuple[int, ...], tuple[CombinedPrediction, Retrieved]]
+    tokens: list[int] = field(default_factory=list)
+    use_memory, at_once, can_shorten = True, 2, True
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @staticmethod
+    def feed_together(decoders, pieces, needed):
+        (decoder,), (piece,), (count,) = decoders, pieces, needed
+        decoder.tokens += piece
+        end = len(decoder.tokens)
+        return [[tuple(decoder.tokens[:stop]) for stop in range(end - count + 1, end + 1)]]
+
+    def take_back(self, tokens: int) -> None:
+        del self.tokens[len(self.tokens) - tokens :]
+
+    def after(self, beginning: tuple[int, ...]) -> tuple[CombinedPrediction, Retrieved]:
+        if beginning not in self.known:
+            decoder = self.model.decoder()
+            encoded = decoder.feed(beginning)[-1:]
+            self.known[beginning] = decoder.predict(encoded, beginning[-1])
+        return self.known[beginning]
+
+
+def predict_remembered(texts):
+    """Takes the place of `predict_together`."""
+    ((decoder, beginnings, _),) = texts
+    found = [decoder.after(beginning) for beginning in beginnings]
+    if len(found) == 1:
+        return found
+    combined, retrieved = ([each[number] for each in found] for number in (0, 1))
+    return [(Rows(combined), Rows(retrieved))]
+
+
+class Rows(list):
+    """Predictions of several positions, of which one is taken at a time."""
+
+    @property
+    def log_probabilities(self) -> list:
+        return list(self)
+
+    def __getitem__(self, rows: slice):
+        (row,) = super().__getitem__(rows)
+        return row
+
+
+def left_by(sampling: Sampling, log_probabilities: torch.Tensor) -> dict[int, float]:
+    """The distribution of the next token, by the definitions of temperature, top_k and top_p."""
+    weights = np.exp(log_probabilities.double().numpy() / sampling.temperature)
+    order = sorted(range(len(weights)), key=lambda token: -weights[token])[: sampling.top_k]
+    total = sum(weights[token] for token in order)
+    kept, reached = {}, 0.0
+    for token in order:
+        if reached < sampling.top_p:
+            kept[token] = weights[token]
+            reached += weights[token] / total
+    return {token: weight / sum(kept.values()) for token, weight in kept.items()}
+
+
+@pytest.mark.parametrize(
+    "sampling", [Sampling(max_tokens=3, temperature=1.0, top_k=4), Sampling(max_tokens=3, temperature=1.6, top_p=0.9, top_k=6)]
+)
+def test_samples_with_drafts_have_the_distribution_of_the_model(model, prompts, sampling, monkeypatch):
+    """The first three tokens of many answers, drafted or not, have exactly the model's probabilities (chi-square)."""
+    monkeypatch.setattr("spalm.generation.decoding.generate.predict_together", predict_remembered)
+    eager(model).__dict__["draft_record"] = record = DraftRecord()
+    checked = []
+    monkeypatch.setattr(record, "note", lambda drafts, *_: checked.extend(drafts))
+    known, seen, count = {}, Counter(), 2000
+    for seed in range(count):
+        options = GenerationOptions(sampling.model_copy(update={"seed": seed}), draft=True)
+        answer = generate_tokens(RememberedDecoder(model, known), prompts[1], options)
+        seen[tuple(token.id for token in answer)] += 1
+    right, wrong = sum(each.right > 0 for each in checked), sum(each.right < each.tokens for each in checked)
+    assert min(right, wrong) > 100, "drafts were accepted and rejected"
+    after = RememberedDecoder(model, known).after
+    expected: dict[tuple[int, ...], float] = {(): 1.0}
+    for _ in range(3):
+        expected = {
+            (*text, token): before * share
+            for text, before in expected.items()
+            if model.tokeniser.end_tokens.isdisjoint(text)
+            for token, share in left_by(sampling, after((*prompts[1], *text))[0].log_probabilities[0]).items()
+        } | {text: before for text, before in expected.items() if not model.tokeniser.end_tokens.isdisjoint(text)}
+    assert set(seen) <= set(expected), "nothing is picked that has no probability"
+    often = {text: share for text, share in expected.items() if share * count >= 5}
+    observed = [*(seen[text] for text in often), sum(seen[text] for text in expected if text not in often)]
+    shares = [*often.values(), 1 - sum(often.values())]
+    if shares[-1] * count < 1:
+        observed, shares = observed[:-1], shares[:-1]
+    assert len(often) > 10
+    p = chisquare(observed, np.array(shares) / sum(shares) * sum(observed)).pvalue
+    assert p > 1e-3
 
 
 def test_several_answers_advance_together_as_each_would_alone(model, prompts):
