@@ -11,10 +11,11 @@ from scipy.stats import chisquare
 
 import spalm
 from spalm.generation import GeneratedToken, GenerationOptions, Model, Sampling, generate_tokens
-from spalm.generation.citations import FollowedPlace, citations_of, continuation
-from spalm.generation.decoding.drafts import KINDS, LONGEST_DRAFT, CheckedDraft, Drafter, DraftRecord, kind_of
+from spalm.generation.citations import FollowedPlace, continuation
+from spalm.generation.decoding.drafts import KINDS, LONGEST_DRAFT, CheckedDraft, Drafter, DraftRecord
 from spalm.generation.decoding.generate import Generation, advance
 from spalm.generation.decoding.pass_times import PassTimes
+from spalm.memory import MISSING
 from spalm.semiparametric import CombinedPrediction, Retrieved
 
 CPU = spalm.Execution(spalm.Hardware("cpu", 1))
@@ -153,7 +154,8 @@ def left_by(sampling: Sampling, log_probabilities: torch.Tensor) -> dict[int, fl
 
 
 @pytest.mark.parametrize(
-    "sampling", [Sampling(max_tokens=3, temperature=1.0, top_k=4), Sampling(max_tokens=3, temperature=1.6, top_p=0.9, top_k=6)]
+    "sampling",
+    [Sampling(max_tokens=3, temperature=1.0, top_k=4), Sampling(max_tokens=3, temperature=1.6, top_p=0.9, top_k=6)],
 )
 def test_samples_with_drafts_have_the_distribution_of_the_model(model, prompts, sampling, monkeypatch):
     """The first three tokens of many answers, drafted or not, have exactly the model's probabilities (chi-square)."""
@@ -219,12 +221,12 @@ def test_a_draft_follows_the_strongest_proposal_of_the_token(model):
     drafter = Drafter(model.store, times_of(lambda _: 1.0), DraftRecord())
     for chosen, weights in ((first, [0.9, 0.1]), (second, [0.1, 0.9])):
         place = FollowedPlace()
-        place.advance(model.store, *prediction([first, second], [7, 7], weights), 7)
+        place.advance(entries, *prediction([first, second], [7, 7], weights), 7)
         found = drafter.propose(place, 1.0, LONGEST_DRAFT).tokens
         assert found == entries.tokens_of(np.arange(chosen + 1, chosen + 1 + len(found))).tolist()
         assert len(drafter.propose(place, 1.0, 2).tokens) == 2 < len(found)
     place = FollowedPlace()
-    place.advance(model.store, *prediction([first], [7], [1.0]), 8)
+    place.advance(entries, *prediction([first], [7], [1.0]), 8)
     assert drafter.propose(place, 1.0, LONGEST_DRAFT).tokens == [], "nothing proposed it"
 
 
@@ -233,13 +235,26 @@ def test_a_place_is_followed_as_long_as_its_document_goes_on_so(model):
     first, other = (int(entries.live_documents.first_ids[number]) for number in (0, 1))
     token, following = entries.tokens_of(np.array([first, first + 1])).tolist()
     place = FollowedPlace()
-    place.advance(model.store, *prediction([first], [token], [1.0]), token)
+    place.advance(entries, *prediction([first], [token], [1.0]), token)
     assert (place.entry, place.length) == (first, 1)
-    place.advance(model.store, *prediction([other], [following], [1.0]), following)
-    assert (place.entry, place.length) == (first + 1, 2), "even if another place proposed it more strongly"
-    wrong = 1 + int(entries.tokens_of(np.array([first + 2]))[0])
-    place.advance(model.store, *prediction([other], [wrong], [1.0]), wrong)
-    assert (place.entry, place.length) == (other, 1)
+    assert place.advance(entries, *prediction([first + 1], [following], [1.0]), following) == first + 1
+    assert (place.entry, place.length, place.agreement) == (first + 1, 2, 1.0)
+    third = place.expected
+    assert third == entries.tokens_of(np.array([first + 2]))[0]
+    # Another place goes on otherwise, and is proposed more strongly: the token still stands where the answer was.
+    other = next(
+        id
+        for id in range(other, other + 1000)
+        if place_after(entries, id) not in (MISSING, place_after(entries, first + 2))
+    )
+    followed = place.advance(entries, *prediction([first + 2, other], [third, third], [0.25, 0.75]), third)
+    assert followed == first + 2
+    assert (place.entry, place.length, place.agreement) == (other, 1, 0.75)
+    assert place.advance(entries, *prediction([first], [token], [1.0]), MISSING) == MISSING
+
+
+def place_after(entries, id: int) -> int:
+    return (continuation(entries, id, 1) or [MISSING])[0]
 
 
 def test_a_draft_ends_with_its_document(model):

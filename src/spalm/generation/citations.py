@@ -11,15 +11,18 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 import numpy as np
+from jaxtyping import Float, Int
 
 from spalm.generation.answer import Citation, CitedSource, GeneratedToken
-from spalm.memory import MISSING, Entries, Memory
+from spalm.memory import MISSING, Entries
 from spalm.semiparametric import CombinedPrediction, Retrieved
 
 _DECIDED = 0.5
 """The memory decided a token if its share in the token's probability is above this."""
-_TOOK_PART = 0.1
+TOOK_PART = 0.1
 """A token with which a cited document goes on is cited too if the memory's share in it is above this."""
+_COMPARED = 40
+"""Highest number of proposals of a token whose documents are asked how they go on."""
 _SOURCES = 3
 """Highest number of sources named for a token or a citation."""
 
@@ -32,29 +35,55 @@ class FollowedPlace:
     """Entry that proposed the last token, or with which a document goes on by it; MISSING: there is none."""
     length: int = 0
     """Number of tokens of the answer that follow one document, up to the last."""
+    agreement: float = 0.0
+    """Share of the last token's proposals, by weight, after which the documents go on as after the entry."""
+    expected: int = MISSING
+    """Token with which the document goes on; MISSING: it ends."""
 
-    def advance(self, memory: Memory, combined: CombinedPrediction, retrieved: Retrieved, token: int) -> None:
-        """Goes on by a token: in the same document, or else to the place that proposed the token most strongly."""
-        if self.entry != MISSING and continuation(memory.entries(), self.entry, 1) == [token]:
-            self.entry, self.length = self.entry + 1, self.length + 1
-        else:
-            self.entry = strongest_proposal(combined, retrieved, token)
-            self.length = int(self.entry != MISSING)
+    def advance(self, entries: Entries, combined: CombinedPrediction, retrieved: Retrieved, token: int) -> int:
+        """Goes on by a token, and returns its entry in the document that was followed; MISSING if it is not there.
+
+        What most of the token's proposals, by weight, go on with is expected next; a place that is followed is only
+        left for another if it goes on otherwise.
+        """
+        goes_on = self.entry != MISSING and token == self.expected
+        self.entry, self.length = (self.entry + 1, self.length + 1) if goes_on else (MISSING, 0)
+        followed = self.entry
+        ids, weights = strongest_proposals(combined, retrieved, token)
+        after = next_tokens(entries, np.append(ids, followed))
+        after, self.expected = after[:-1], int(after[-1])
+        self.agreement = 0.0
+        if (after != MISSING).any():
+            choices, which = np.unique(after, return_inverse=True)
+            votes = np.where(choices == MISSING, 0, np.bincount(which, weights))
+            self.agreement = float(votes.max() / weights.sum())
+            winner = int(choices[votes.argmax()])
+            if winner != self.expected:
+                self.entry, self.length, self.expected = int(ids[(after == winner).argmax()]), 1, winner
+        return followed
 
 
-def strongest_proposal(combined: CombinedPrediction, retrieved: Retrieved, token: int) -> int:
-    """Returns the entry that proposed a token most strongly at the first position; MISSING if none did."""
+def strongest_proposals(
+    combined: CombinedPrediction, retrieved: Retrieved, token: int
+) -> tuple[Int[np.ndarray, "n"], Float[np.ndarray, "n"]]:
+    """Returns the entries that proposed a token most strongly at the first position, and their weights."""
     count = min(combined.neighbour_weights.shape[1], retrieved.ids.shape[1])
     found = [(retrieved.ids[0, :count], retrieved.tokens[0, :count], combined.neighbour_weights[0, :count])]
     if combined.match_weights is not None and retrieved.matched is not None:
         matched = retrieved.matched
         found.append((matched.ids[0].flatten(), matched.tokens[0].flatten(), combined.match_weights[0].flatten()))
-    best, weight = MISSING, 0.0
-    for ids, tokens, weights in found:
-        own = weights * (tokens == token)
-        if own.numel() and float(own.max()) > weight:
-            best, weight = int(ids[own.argmax()]), float(own.max())
-    return best
+    ids, tokens, weights = (np.concatenate([part.cpu().numpy() for part in parts]) for parts in zip(*found))
+    own = np.flatnonzero((tokens == token) & (weights > 0))
+    own = own[np.argsort(-weights[own], kind="stable")[:_COMPARED]]
+    return ids[own], weights[own]
+
+
+def next_tokens(entries: Entries, ids: Int[np.ndarray, "n"]) -> Int[np.ndarray, "n"]:
+    """Returns the tokens with which documents go on after entries, MISSING where they end."""
+    documents = entries.live_documents
+    index = documents.index_of(ids)
+    same = (index != MISSING) & (index == documents.index_of(ids + 1))
+    return entries.tokens_of(np.where(same, ids + 1, MISSING))
 
 
 def continuation(entries: Entries, entry: int, length: int) -> list[int]:
@@ -101,7 +130,7 @@ def citations_of(tokens: list[GeneratedToken]) -> list[Citation]:
     part: list[GeneratedToken] = []
     start = end = 0
     for token in tokens:
-        goes_on = bool(part) and token.continues and token.memory_share > _TOOK_PART
+        goes_on = bool(part) and token.continues and token.memory_share > TOOK_PART
         if token.memory_share > _DECIDED or goes_on:
             start = start if part else end
             part.append(token)

@@ -10,7 +10,7 @@ passes without drafts all the time; a kind that loses is not made for a while.
 from dataclasses import dataclass, field
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float
 
 from spalm.generation.citations import FollowedPlace, continuation
 from spalm.generation.decoding.pass_times import PassTimes
@@ -18,14 +18,14 @@ from spalm.memory import MISSING, Memory
 
 LONGEST_DRAFT = 12
 """Highest number of tokens of a draft."""
-_STRENGTHS = (0.5, 0.8, 0.95)
-"""Shares of the memory in the last token's probability, which divide drafts into kinds."""
+_SUPPORTS = (0.2, 0.5, 0.9)
+"""Supports that divide drafts into kinds: the memory's share in the last token, times how far its proposals agree."""
 _LENGTHS = (2, 4, 8)
 """Numbers of tokens of the answer that follow the document already, which divide drafts into kinds."""
-KINDS = (1 + len(_STRENGTHS)) * (1 + len(_LENGTHS))
+KINDS = (1 + len(_SUPPORTS)) * (1 + len(_LENGTHS))
 """Number of kinds of drafts."""
-_PRIOR_RIGHT, _PRIOR_TOKENS = 0.6, 4.0
-"""Share of draft tokens that are right before any was tried, and the number of tokens that this counts for."""
+_PRIOR_RIGHT, _PRIOR_TOKENS = np.repeat((0.3, 0.5, 0.75, 0.9), 1 + len(_LENGTHS)), 4.0
+"""Share of draft tokens that are right before any was tried, by kind, and the number of tokens that this counts for."""
 _LEAST_GAIN = 1.1
 """Factor by which a draft must be expected to raise the speed."""
 _MEMORY = 0.97
@@ -63,7 +63,7 @@ class CheckedDraft:
 class DraftRecord:
     """How often drafts of each kind were right, and the seconds that they cost and saved, for one model."""
 
-    right: np.ndarray = field(default_factory=lambda: np.full(KINDS, _PRIOR_RIGHT * _PRIOR_TOKENS))
+    right: np.ndarray = field(default_factory=lambda: _PRIOR_RIGHT * _PRIOR_TOKENS)
     tried: np.ndarray = field(default_factory=lambda: np.full(KINDS, _PRIOR_TOKENS))
     balance: np.ndarray = field(default_factory=lambda: np.zeros((KINDS, 3)))
     """Number of drafts of each kind, seconds that they added to passes, and seconds of the passes that they saved."""
@@ -118,7 +118,7 @@ class Drafter:
         """
         if most <= 0 or place.entry == MISSING or self._times.next_is_control:
             return NO_DRAFT
-        kind = kind_of(share, place.length)
+        kind = kind_of(share * place.agreement, place.length)
         if self._record.passes_over(kind):
             return NO_DRAFT
         length = min(most, self.length_that_pays(kind))
@@ -133,12 +133,12 @@ class Drafter:
     def _gains(self, chance: float) -> Float[np.ndarray, "lengths"]:
         """Returns the expected tokens of all answers in a second, by the length of a draft."""
         answers = self._times.others + 1
-        lengths: Int[np.ndarray, "lengths"] = np.arange(LONGEST_DRAFT + 1)
+        lengths = np.arange(LONGEST_DRAFT + 1)
         expected = answers + np.cumsum(chance**lengths) - 1
         return expected / self._times.seconds(answers + lengths)
 
 
-def kind_of(share: float, length: int) -> int:
-    """Returns the number of the kind of a draft, by the memory's share in the last token and the tokens followed."""
-    strength = int(np.searchsorted(_STRENGTHS, share))
-    return strength * (1 + len(_LENGTHS)) + int(np.searchsorted(_LENGTHS, length, side="right"))
+def kind_of(support: float, length: int) -> int:
+    """Returns the number of the kind of a draft that follows a document after so many tokens of the answer."""
+    classes = np.searchsorted(_SUPPORTS, support), np.searchsorted(_LENGTHS, length, side="right")
+    return int(classes[0]) * (1 + len(_LENGTHS)) + int(classes[1])

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from spalm.generation.answer import FinishReason, GeneratedToken
-from spalm.generation.citations import FollowedPlace, cited_sources, memory_share
+from spalm.generation.citations import TOOK_PART, FollowedPlace, cited_sources, memory_share
 from spalm.generation.decoding.decoder import Decoder, predict_together
 from spalm.generation.decoding.detokenise import IncrementalDetokeniser
 from spalm.generation.decoding.drafts import NO_DRAFT, CheckedDraft, Drafter
@@ -166,20 +166,27 @@ class Generation:
         self.finished = reason is not None
         text = "" if ends else self._detokeniser.add(token)
         share = memory_share(combined, retrieved, token) if self.decoder.use_memory else 0.0
-        if options.cite or self._drafter is not None:
-            self._place.advance(model.store, combined, retrieved, token)
-        cited, followed = options.cite and share > 0, self._place.entry if self._place.length > 1 else MISSING
+        followed = self._follow(combined, retrieved, token, share)
+        cited = options.cite and share > 0
         return GeneratedToken(
             id=token,
             text=text + self._detokeniser.rest() if reason else text,
             log_probability=float(log_probabilities[token]),
             memory_share=share,
             sources=cited_sources(model.store.entries(), combined, retrieved, token, followed) if cited else [],
-            continues=self._place.length > 1,
+            continues=followed != MISSING,
             drafted=token == guess,
             likely=_likeliest(log_probabilities, options.likely),
             finish_reason=reason,
         )
+
+    def _follow(self, combined: CombinedPrediction, retrieved: Retrieved, token: int, share: float) -> int:
+        """Returns the token's entry in the document that the answer follows; MISSING if it is not there."""
+        if share <= TOOK_PART:
+            self._place = FollowedPlace()
+        elif self.options.cite or self._drafter is not None:
+            return self._place.advance(self.decoder.model.store.entries(), combined, retrieved, token)
+        return MISSING
 
 
 def _likeliest(log_probabilities: Float[Tensor, "vocabulary"], count: int) -> list[tuple[int, float]]:
