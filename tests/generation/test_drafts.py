@@ -10,10 +10,10 @@ import torch
 from scipy.stats import chisquare
 
 import spalm
-from spalm.generation import GeneratedToken, GenerationOptions, Model, Sampling, generate_tokens
-from spalm.generation.citations import FollowedPlace, continuation
-from spalm.generation.decoding.drafts import KINDS, LONGEST_DRAFT, CheckedDraft, Drafter, DraftRecord
-from spalm.generation.decoding.generate import Generation, advance
+from spalm.generation import CitedSource, GeneratedToken, GenerationOptions, Model, Sampling, generate_tokens
+from spalm.generation.citations import FollowedPlace, citations_of, continuation
+from spalm.generation.decoding.drafts import KINDS, LONGEST_DRAFT, CheckedDraft, Drafter, DraftRecord, kind_of
+from spalm.generation.decoding.generate import Generation, Step, advance, note_times
 from spalm.generation.decoding.pass_times import PassTimes
 from spalm.memory import MISSING
 from spalm.semiparametric import CombinedPrediction, Retrieved
@@ -320,3 +320,98 @@ def test_times_of_passes_are_a_line_that_follows_the_machine():
         times.note(1, 1.0)
         times.note(5, 1.0)
     assert cost(times, 9) == pytest.approx(1.0, abs=0.05)
+
+
+# What drafts cost and save
+
+
+def test_a_kind_that_loses_pauses_longer_each_time_and_one_that_wins_goes_on():
+    record = DraftRecord()
+    pauses = []
+    for _ in range(3):
+        for _ in range(3):
+            record.note([CheckedDraft(2, 4, 1), CheckedDraft(5, 4, 4)], added=2.0, saved=0.5)
+        chances = 0
+        while record.passes_over(2):
+            chances += 1
+        pauses.append(chances)
+        assert not record.passes_over(5), "each of the two added a second; this one saved two"
+    assert pauses == [16, 32, 64]
+    for _ in range(3):
+        record.note([CheckedDraft(2, 4, 4)], added=1.0, saved=0.5)
+    for _ in range(9):
+        record.note([CheckedDraft(2, 4, 0)], added=1.0, saved=0.5)
+        if record.pauses[2, 0]:
+            break
+    assert record.pauses[2, 0] == 16, "a kind that has won begins again with a short pause"
+
+
+def test_a_kind_that_pauses_is_not_drafted(model):
+    record, entries = DraftRecord(), model.store.entries()
+    first = int(entries.live_documents.first_ids[0])
+    place = FollowedPlace(first, 1, 1.0, place_after(entries, first))
+    drafter = Drafter(model.store, times_of(lambda _: 1.0), record)
+    assert drafter.propose(place, 1.0, 5).tokens
+    record.pauses[kind_of(1.0, 1)] = 1
+    assert not drafter.propose(place, 1.0, 5).tokens
+    assert drafter.propose(place, 1.0, 5).tokens, "the pause is over"
+
+
+def test_drafts_are_charged_with_the_time_that_they_add_to_a_pass(model):
+    """A pass takes a second without drafts, for two answers; one that takes longer than thrice that waited."""
+    model.__dict__["pass_times"] = times_of(lambda _: 1.0)
+    steps = [Step(draft=CheckedDraft(1, 3, 2)), Step(draft=CheckedDraft(2, 1, 0))]
+    for seconds, added in ((1.8, 0.8), (100.0, 2.0)):
+        model.__dict__["draft_record"] = record = DraftRecord()
+        note_times(model, steps, 6, seconds)
+        np.testing.assert_allclose(record.balance[1], [1, 0.75 * added, 1.0], rtol=0.05)
+        np.testing.assert_allclose(record.balance[2], [1, 0.25 * added, 0.0], rtol=0.05)
+    other = times_of(lambda _: 1.0)
+    other.note(6, 3.0)
+    tokens = np.array([6])
+    np.testing.assert_allclose(model.pass_times.seconds(tokens), other.seconds(tokens), rtol=0.2)
+
+
+def test_without_the_memory_no_contexts_are_looked_up(model, prompts, monkeypatch):
+    def refuse(*_):
+        raise AssertionError
+
+    monkeypatch.setattr("spalm.generation.decoding.decoder.last_contexts", refuse)
+    options = GenerationOptions(Sampling(max_tokens=3))
+    assert list(generate_tokens(model.decoder(use_memory=False), prompts[0], options))
+    with pytest.raises(AssertionError):
+        list(generate_tokens(model.decoder(), prompts[0], options))
+
+
+# Citations
+
+
+def test_what_is_cited_does_not_depend_on_drafts(model, prompts):
+    sampling = Sampling(max_tokens=30)
+    plain = [generate(model, prompt, sampling, draft=False) for prompt in prompts]
+    drafted = [generate(eager(model), prompt, sampling, draft=True) for prompt in prompts]
+    assert sum(token.drafted for answer in drafted for token in answer) > 10
+    assert not any(token.drafted for answer in plain for token in answer)
+    for one, other in zip(plain, drafted):
+        found, expected = citations_of(other), citations_of(one)
+        assert [(each.span, each.document, each.offset) for each in found] == [
+            (each.span, each.document, each.offset) for each in expected
+        ]
+
+
+def test_an_accepted_draft_is_one_citation_with_its_place():
+    def token(text: str, share: float, offset: int, *, continues: bool = True) -> GeneratedToken:
+        sources = [CitedSource("a", offset, 0.1), CitedSource("b", 50, 0.8)]
+        return GeneratedToken(0, text, 0.0, share, sources, continues=continues, drafted=continues)
+
+    drafted = [
+        token("one ", 0.9, 7, continues=False),
+        token("two ", 0.3, 8),
+        token("three ", 0.2, 9),
+        token("x", 0.05, 10),
+    ]
+    (found,) = citations_of(drafted)
+    assert (found.span, found.document, found.offset) == ((0, 14), "a", 7)
+    separate = [replace(each, continues=False) for each in drafted]
+    assert [(each.span, each.document) for each in citations_of(separate)] == [((0, 4), "b")]
+    assert citations_of(drafted[1:]) == [], "the memory decided no token"

@@ -30,8 +30,8 @@ _LEAST_GAIN = 1.1
 """Factor by which a draft must be expected to raise the speed."""
 _MEMORY = 0.97
 """Factor by which the weight of a draft falls with each later one of its kind."""
-_LEAST_TRIED = 3
-"""Number of drafts of a kind after which it is judged."""
+_LEAST_TRIED = 2.5
+"""Weight of the drafts of a kind from which on it is judged; the last one has 1."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 16, 1024
 """Number of chances to make a draft that are passed over after a kind has lost; it doubles each time up to the last."""
 

@@ -217,11 +217,11 @@ def advance(answers: Sequence[Generation], longest: int | None = None) -> list[S
     predictions = dict(zip(asking, predicted))
     steps = {id(answer): answer.take(*predictions.get(number, (None, None))) for number, answer in enumerate(stepping)}
     if sum(needed) == sum(map(len, pieces)):
-        _note_times(decoders[0].model, list(steps.values()), sum(needed), time.perf_counter() - begun)
+        note_times(decoders[0].model, list(steps.values()), sum(needed), time.perf_counter() - begun)
     return [steps.get(id(answer), Step()) for answer in answers]
 
 
-def _note_times(model: "Model", steps: list[Step], tokens: int, seconds: float) -> None:
+def note_times(model: "Model", steps: list[Step], tokens: int, seconds: float) -> None:
     """Notes how long a pass over so many tokens took, and what its drafts cost and saved."""
     checked = [step.draft for step in steps if step.draft is not None]
     if checked:

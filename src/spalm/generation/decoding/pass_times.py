@@ -3,7 +3,7 @@
 import numpy as np
 from jaxtyping import Float, Int
 
-_PRIOR_COST = 0.1
+_PRIOR_COST = 0.4
 """Time that each further token adds to a pass before that was measured, in passes over one token."""
 _PRIOR_WEIGHT = 0.002
 """Sum of squared differences of passes' 1 / tokens that counts as much as the assumed cost."""
