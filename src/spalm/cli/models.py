@@ -122,6 +122,9 @@ def generate(
     seed: Annotated[int | None, typer.Option(help="Seed of sampling; default: a new one each time.")] = None,
     cite: Annotated[bool, typer.Option("--cite", help="List what the memory decided, and its sources.")] = False,
     memory: Annotated[bool, typer.Option("--memory/--no-memory", help="Use the memory, or the model alone.")] = True,
+    draft: Annotated[
+        bool, typer.Option("--draft/--no-draft", help="Guess tokens from the memory where that is faster.")
+    ] = True,
     model: RowOption = None,
     device: Device = "auto",
     threads: Threads = None,
@@ -144,7 +147,7 @@ def generate(
     text = read_standard_input() if prompt == "-" else prompt
     opened = load(directory, model, execution=Execution(Hardware(device, threads, backend=backend)))
     answer, citations = "", None
-    for chunk in opened.stream(text, memory=memory, cite=cite, **options):
+    for chunk in opened.stream(text, memory=memory, cite=cite, draft=draft, **options):
         print_text(chunk.text)
         answer, citations = answer + chunk.text, chunk.citations
     print_text("\n")

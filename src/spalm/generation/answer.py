@@ -63,6 +63,10 @@ class GeneratedToken:
     """Share of the token's probability that came from the memory."""
     sources: list[CitedSource] = field(default_factory=list)
     """Places in the memory that proposed the token."""
+    continues: bool = False
+    """Whether the first source is the place after that of the token before: the text goes on word for word there."""
+    drafted: bool = False
+    """Whether the token was guessed from the memory before it was predicted."""
     likely: list[tuple[int, float]] = field(default_factory=list)
     """The likeliest tokens at this place and their log-probabilities."""
     finish_reason: FinishReason | None = None

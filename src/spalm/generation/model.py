@@ -15,8 +15,9 @@ from spalm.errors import InputError
 from spalm.generation.answer import Answer, Chunk
 from spalm.generation.decoding.batch import AnswerRequest, RunningAnswer
 from spalm.generation.decoding.decoder import Decoder
-from spalm.generation.decoding.drafts import DraftRecord, PassTimes
+from spalm.generation.decoding.drafts import DraftRecord
 from spalm.generation.decoding.generate import GenerationOptions, advance
+from spalm.generation.decoding.pass_times import PassTimes
 from spalm.generation.decoding.sampling import Sampling, SamplingOptions
 from spalm.generation.documents import DocumentService
 from spalm.generation.models import AttachedModels, ModelSet, Neighbours, Variant, no_neighbours

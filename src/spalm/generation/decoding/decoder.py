@@ -31,7 +31,8 @@ class EncodedTokens:
     keys: np.ndarray
     """Keys with which the memory is searched for nearest contexts; without columns if it is not."""
     contexts: np.ndarray
-    """The last tokens read, with which the memory is searched for exact matches (see `reversed_contexts`)."""
+    """The last tokens read, with which the memory is searched for exact matches (see `reversed_contexts`); without
+    columns if it is not."""
 
     logits: Tensor | None = None
     """Logits of the next token, where the network computed them already."""
@@ -109,7 +110,10 @@ class Decoder:
         if self._key_reader is not None:
             queries = self._key_reader.feed(piece)[len(piece) - count :]
         keys = self.model.store.keys_of(queries) if self._has_keys else np.zeros((count, 0), np.float16)
-        return EncodedTokens(outputs.hidden, keys, last_contexts(self._last_numbers(count), count), outputs.logits)
+        contexts = np.zeros((count, 0), np.int64)
+        if self.use_memory and self.model.combiner.uses_matches:
+            contexts = last_contexts(self._last_numbers(count), count)
+        return EncodedTokens(outputs.hidden, keys, contexts, outputs.logits)
 
     def _last_numbers(self, count: int) -> np.ndarray:
         """Returns the end of the text as `last_contexts` takes it, as much as the last `count` positions need."""

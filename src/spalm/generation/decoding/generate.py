@@ -3,17 +3,23 @@
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
+import numpy as np
 from jaxtyping import Float
 from torch import Tensor
 
 from spalm.generation.answer import FinishReason, GeneratedToken
-from spalm.generation.citations import cited_sources, memory_share
+from spalm.generation.citations import TOOK_PART, FollowedPlace, cited_sources, memory_share
 from spalm.generation.decoding.decoder import Decoder, predict_together
 from spalm.generation.decoding.detokenise import IncrementalDetokeniser
-from spalm.generation.decoding.drafts import Drafter
+from spalm.generation.decoding.drafts import NO_DRAFT, CheckedDraft, Drafter
 from spalm.generation.decoding.sampling import Sampling, pick_token, random_generator
+from spalm.memory import MISSING
 from spalm.semiparametric import CombinedPrediction, Retrieved
+
+if TYPE_CHECKING:
+    from spalm.generation.model import Model
 
 LONGEST_PIECE = 512
 """Number of tokens of prompts that are read in one step if no other answer waits for its next token."""
@@ -47,6 +53,8 @@ class Step:
     """Tokens that were generated."""
     error: Exception | None = None
     """What went wrong with this answer alone."""
+    draft: CheckedDraft | None = None
+    """How far the draft was right, if there was one."""
 
 
 class Generation:
@@ -61,7 +69,8 @@ class Generation:
         model = decoder.model
         self.decoder, self.options = decoder, options
         self._prompt, self._unread = list(prompt), list(prompt[len(decoder) :])
-        self._draft: list[int] = []
+        self._draft = NO_DRAFT
+        self._place = FollowedPlace()
         self._last = prompt[-1]
         self._picked = 0
         self._detokeniser = IncrementalDetokeniser(model.tokeniser, [self._last])
@@ -91,7 +100,7 @@ class Generation:
             return len(piece)
         if self._unread or self.options.sampling is None:
             return 0
-        return 1 + len(self._draft)
+        return 1 + len(self._draft.tokens)
 
     @property
     def last_read(self) -> int:
@@ -107,7 +116,7 @@ class Generation:
                 step.prompt = self._score_prompt(combined)
                 combined, retrieved = combined[rows - 1 :], retrieved[rows - 1 :]
             if not self._unread and self.options.sampling is not None:
-                step.picked = self._pick(combined, retrieved, self.options.sampling)
+                self._pick(combined, retrieved, self.options.sampling, step)
         self.finished = self.finished or (self.options.sampling is None and not self._unread)
         return step
 
@@ -124,29 +133,31 @@ class Generation:
         ]
         return scored if first > 1 else [GeneratedToken(self._prompt[0], "", None), *scored]
 
-    def _pick(self, combined: CombinedPrediction, retrieved: Retrieved, sampling: Sampling) -> list[GeneratedToken]:
-        """Returns the next token, and those after it as far as the draft was right; takes back what was wrong of it."""
-        found = []
-        here = slice(0, 1)
-        for row in range(1 + len(self._draft)):
+    def _pick(self, combined: CombinedPrediction, retrieved: Retrieved, sampling: Sampling, step: Step) -> None:
+        """Picks the next token, and those after it as far as the draft was right; takes back what was wrong of it."""
+        draft, found = self._draft, step.picked
+        for row in range(1 + len(draft.tokens)):
             here = slice(row, row + 1)
-            found.append(self._pick_one(combined[here], retrieved[here], sampling))
-            if self.finished or row == len(self._draft) or found[-1].id != self._draft[row]:
+            guess = draft.tokens[row] if row < len(draft.tokens) else None
+            found.append(self._pick_one(combined[here], retrieved[here], sampling, guess))
+            if self.finished or found[-1].id != guess:
                 break
         self._last = found[-1].id
-        wrong = len(self._draft) - (len(found) - 1)
+        wrong = len(draft.tokens) - (len(found) - 1)
         if wrong:
             self.decoder.take_back(wrong)
-        if self._drafter is not None:
-            if self._draft:
-                self._drafter.learn(len(found) - 1, failed=wrong > 0)
+        if draft.tokens:
+            step.draft = CheckedDraft(draft.kind, len(draft.tokens), sum(token.drafted for token in found))
+        self._draft = NO_DRAFT
+        if self._drafter is not None and not self.finished:
             most = sampling.max_tokens - self._picked - 1
-            self._draft = self._drafter.propose(combined[here], retrieved[here], found[-1])[:most]
-        self._unread = [self._last, *self._draft]
-        return found
+            self._draft = self._drafter.propose(self._place, found[-1].memory_share, most)
+        self._unread = [self._last, *self._draft.tokens]
 
-    def _pick_one(self, combined: CombinedPrediction, retrieved: Retrieved, sampling: Sampling) -> GeneratedToken:
-        """Returns a token picked from the distribution of one position."""
+    def _pick_one(
+        self, combined: CombinedPrediction, retrieved: Retrieved, sampling: Sampling, guess: int | None
+    ) -> GeneratedToken:
+        """Returns a token picked from the distribution of one position; `guess` is what the draft has there."""
         model, options = self.decoder.model, self.options
         log_probabilities = combined.log_probabilities[0]
         assert self._random is not None
@@ -157,16 +168,27 @@ class Generation:
         self.finished = reason is not None
         text = "" if ends else self._detokeniser.add(token)
         share = memory_share(combined, retrieved, token) if self.decoder.use_memory else 0.0
+        followed = self._follow(combined, retrieved, token, share)
         cited = options.cite and share > 0
         return GeneratedToken(
             id=token,
             text=text + self._detokeniser.rest() if reason else text,
             log_probability=float(log_probabilities[token]),
             memory_share=share,
-            sources=cited_sources(model.store.entries(), combined, retrieved, token) if cited else [],
+            sources=cited_sources(model.store.entries(), combined, retrieved, token, followed) if cited else [],
+            continues=followed != MISSING,
+            drafted=token == guess,
             likely=_likeliest(log_probabilities, options.likely),
             finish_reason=reason,
         )
+
+    def _follow(self, combined: CombinedPrediction, retrieved: Retrieved, token: int, share: float) -> int:
+        """Returns the token's entry in the document that the answer follows; MISSING if it is not there."""
+        if share <= TOOK_PART:
+            self._place = FollowedPlace()
+        elif self.options.cite or self._drafter is not None:
+            return self._place.advance(self.decoder.model.store.entries(), combined, retrieved, token)
+        return MISSING
 
 
 def _likeliest(log_probabilities: Float[Tensor, "vocabulary"], count: int) -> list[tuple[int, float]]:
@@ -197,7 +219,7 @@ def advance(answers: Sequence[Generation], longest: int | None = None) -> list[S
     predictions = dict(zip(asking, predicted))
     steps = {id(answer): _taken(answer, predictions.get(number)) for number, answer in enumerate(stepping)}
     if sum(needed) == sum(map(len, pieces)):
-        times.note(sum(needed), time.perf_counter() - begun)
+        note_times(decoders[0].model, list(steps.values()), sum(needed), time.perf_counter() - begun)
     return [steps.get(id(answer), Step()) for answer in answers]
 
 
@@ -207,6 +229,16 @@ def _taken(answer: Generation, prediction: tuple[CombinedPrediction, Retrieved] 
         return answer.take(*prediction or (None, None))
     except Exception as error:
         return Step(error=error)
+
+
+def note_times(model: "Model", steps: list[Step], tokens: int, seconds: float) -> None:
+    """Notes how long a pass over so many tokens took, and what its drafts cost and saved."""
+    checked = [step.draft for step in steps if step.draft is not None]
+    if checked:
+        without = float(model.pass_times.seconds(np.array([len(steps)]))[0])
+        seconds = min(seconds, model.pass_times.longest(tokens))
+        model.draft_record.note(checked, seconds - without, without / len(steps))
+    model.pass_times.note(tokens, seconds)
 
 
 def _pieces(answers: Sequence[Generation], longest: int) -> tuple[list[Generation], list[list[int]]]:
