@@ -39,8 +39,8 @@ from spalm.corpus.tokeniser import learn_tokeniser, tokeniser_from_json
 from spalm.files import read_json, write_json
 from spalm.lm import Reading
 from spalm.memory import Encoder, Memory, MemorySettings, open_memory, remember
-from spalm.memory.exact import LONGEST, reversed_context
-from spalm.memory.exact.matches import OCCURRENCES, SearchedContexts, find_matches
+from spalm.memory.exact import LONGEST, ExactView, reversed_context
+from spalm.memory.exact.matches import OCCURRENCES, SearchedContexts
 from spalm.memory.exact.suffixes import sort_contexts
 
 VOCABULARY = 32_000
@@ -205,7 +205,7 @@ def ask_spalm(work: Path, group: Path | None = None) -> dict:
     queries = read_queries(work)
     some = np.array(queries[0])
     contexts = sort_contexts(some, np.array([len(some)]), np.zeros(1, np.int64), VOCABULARY)
-    find_matches([SearchedContexts(contexts)], reversed_context(queries[0]))  # compiles the loops
+    ExactView([SearchedContexts(contexts)]).find(reversed_context(queries[0]))  # compiles the loops
     join_group(group)
     began = time.perf_counter()
     index = Memory(work / "memory").exact.current()
