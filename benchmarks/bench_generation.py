@@ -10,6 +10,8 @@ first memory is that of bench_attach.py; larger ones are copies of it with noise
 documents by either backend of ours.
 """
 
+import spalm  # isort: skip  # before torch is loaded, so that its threads do not spin
+
 import argparse
 import os
 import shutil
@@ -21,7 +23,6 @@ from pathlib import Path
 import numpy as np
 import torch
 
-import spalm
 from bench_attach import smollm2, write_texts
 from bench_disk import CopyingEncoder, RepeatedKeys, no_model
 from spalm.attachment import Attached, AttachSettings, attach

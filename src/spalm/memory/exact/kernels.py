@@ -42,7 +42,7 @@ def _first_at_least(text, suffixes, back, token, low, high):
 
 @compiled()
 def last_contexts(numbers, contexts):
-    """Fills `contexts` with the queries of the positions after each of the last tokens, given as numbers of the text."""
+    """Fills `contexts` with the queries of the positions after each of the last tokens; `numbers` are one above ids."""
     for row in range(len(contexts)):
         last = len(numbers) - len(contexts) + row
         for back in range(contexts.shape[1]):
@@ -148,23 +148,23 @@ def find_matches(shards, text, queries, first, last, least_counts, missing, leng
     first[q] ... last[q] - 1; without these two nothing is left out. Of the places of a match as many are taken as `ids`
     and `tokens` have room for, at equal distances; what is left of these is filled with `missing`.
     """
-    wanted = ids.shape[2]
-    lows, highs = np.empty((len(shards), queries.shape[1]), np.int64), np.empty((len(shards), queries.shape[1]), np.int64)
+    longest, wanted = queries.shape[1], ids.shape[2]
+    lows, highs = np.empty((len(shards), longest), np.int64), np.empty((len(shards), longest), np.int64)
     begins, ends = np.zeros(len(shards), np.int64), np.zeros(len(shards), np.int64)
-    totals, left_out = np.empty(queries.shape[1], np.int64), np.empty(queries.shape[1], np.int64)
+    totals, left_out = np.empty(longest, np.int64), np.empty(longest, np.int64)
     for query in range(len(queries)):
         totals[:] = 0
         left_out[:] = 0
         for shard in range(len(shards)):
             held, suffixes, first_ids, borders, sizes, starts = _arrays(shards[shard], text)
             if len(first):
-                place = _places_before(first_ids, borders, sizes, first[query], last[query])
-                begins[shard], ends[shard] = place
+                own = _places_before(first_ids, borders, sizes, first[query], last[query])
+                begins[shard], ends[shard] = own
             found = lows[shard], highs[shard], totals, left_out
             _count_matches(held, suffixes, starts, queries[query], begins[shard], ends[shard], *found)
         for level in range(len(least_counts)):
             length = 0
-            while length < len(totals) and totals[length] - left_out[length] >= least_counts[level]:
+            while length < longest and totals[length] - left_out[length] >= least_counts[level]:
                 length += 1
             filled = 0
             while length:
@@ -173,17 +173,9 @@ def find_matches(shards, text, queries, first, last, least_counts, missing, leng
                 for shard in range(len(shards)):
                     low, high = lows[shard, length - 1], highs[shard, length - 1]
                     if low < high:
-                        filled = _take_occurrences(
-                            _arrays(shards[shard], text),
-                            low,
-                            high,
-                            begins[shard],
-                            ends[shard],
-                            step,
-                            filled,
-                            ids[query, level],
-                            tokens[query, level],
-                        )
+                        where = low, high, begins[shard], ends[shard], step
+                        taken = filled, ids[query, level], tokens[query, level]
+                        filled = _take_occurrences(_arrays(shards[shard], text), *where, *taken)
                 if filled:
                     break
                 length -= 1  # it stands only at the ends of documents, which tells nothing

@@ -97,7 +97,8 @@ class SearchedShards:
 
     def __init__(self, shards: list[SearchedContexts]):
         self._shards = shards  # keeps the arrays where they are
-        self._addresses = np.array([shard.addresses for shard in shards], np.int64).reshape(len(shards), len(fields(SortedContexts)), 2)
+        addresses = np.array([shard.addresses for shard in shards], np.int64)
+        self._addresses = addresses.reshape(len(shards), len(fields(SortedContexts)), 2)
         self._text = shards[0].contexts.text if shards else _read_only(np.zeros(0), np.uint16)
 
     def find(self, queries: Int[np.ndarray, "n length"], excluded: Excluded | None = None) -> Matches:
