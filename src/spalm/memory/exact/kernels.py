@@ -56,12 +56,12 @@ def _arrays(shard, text):
     Another text is given too, because the type of its numbers depends on the vocabulary.
     """
     return (
-        numba.carray(pointer(shard[0, 0]), shard[0, 1], text.dtype),
-        numba.carray(pointer(shard[1, 0]), shard[1, 1], np.int32),
-        numba.carray(pointer(shard[2, 0]), shard[2, 1], np.int64),
-        numba.carray(pointer(shard[3, 0]), shard[3, 1], np.int64),
-        numba.carray(pointer(shard[4, 0]), shard[4, 1], np.int64),
-        numba.carray(pointer(shard[5, 0]), shard[5, 1], np.int64),
+        numba.carray(pointer(shard[0, 0]), shard[0, 1], text.dtype),  # pyright: ignore
+        numba.carray(pointer(shard[1, 0]), shard[1, 1], np.int32),  # pyright: ignore
+        numba.carray(pointer(shard[2, 0]), shard[2, 1], np.int64),  # pyright: ignore
+        numba.carray(pointer(shard[3, 0]), shard[3, 1], np.int64),  # pyright: ignore
+        numba.carray(pointer(shard[4, 0]), shard[4, 1], np.int64),  # pyright: ignore
+        numba.carray(pointer(shard[5, 0]), shard[5, 1], np.int64),  # pyright: ignore
     )
 
 
@@ -156,7 +156,7 @@ def find_matches(shards, text, queries, first, last, least_counts, missing, leng
         totals[:] = 0
         left_out[:] = 0
         for shard in range(len(shards)):
-            held, suffixes, first_ids, borders, sizes, starts = _arrays(shards[shard], text)
+            held, suffixes, first_ids, borders, sizes, starts = _arrays(shards[shard], text)  # pyright: ignore
             if len(first):
                 own = _places_before(first_ids, borders, sizes, first[query], last[query])
                 begins[shard], ends[shard] = own
