@@ -7,6 +7,8 @@ size is searched in a process of its own, once with all of the machine's memory 
 cache included. A control group enforces the limit, which takes root; without root only the first is measured.
 """
 
+import spalm  # noqa: F401  # isort: skip  # before torch is loaded, so that its threads wait as the package has them wait
+
 import argparse
 import json
 import os

@@ -7,14 +7,22 @@ twentieth of its tokens replaced. A query is up to 64 tokens of an article that 
 longest end of it that is, how often does it stand there, and what followed? infini-gram is asked by `infgram_ntd` with
 as much support as we look at occurrences; we find two shorter matches as well. Each system works in a process of its
 own, on one core, and with all cores in bulk, once with all of the machine's memory and once with only --ram of the
-index's size, page cache included. A control group enforces the limit, which takes root; without root only the first is
-measured. Both indexers write their files anew each time, by turns; all times are medians.
+index's size, page cache included. A control group enforces the limit, which takes root; without root, or where the
+index is smaller than the least limit, only the first is measured. Both indexers write their files anew each time, by
+turns; all times are medians.
+
+RAM is that of whole processes: at its peak while indexing (`peak_ram`, at least what this script itself takes), and
+after the queries (`resident`), mapped files included. `resident_at_start` is what a process has before it opens the
+index.
 """
+
+import spalm  # noqa: F401  # isort: skip  # before torch is loaded, so that its threads wait as the package has them wait
 
 import argparse
 import gzip
 import json
 import os
+import resource
 import shutil
 import statistics
 import subprocess
@@ -39,8 +47,8 @@ from spalm.corpus.tokeniser import learn_tokeniser, tokeniser_from_json
 from spalm.files import read_json, write_json
 from spalm.lm import Reading
 from spalm.memory import Encoder, Memory, MemorySettings, open_memory, remember
-from spalm.memory.exact import LONGEST, reversed_context
-from spalm.memory.exact.matches import OCCURRENCES, SearchedContexts, find_matches
+from spalm.memory.exact import LONGEST, ExactView, reversed_context
+from spalm.memory.exact.matches import OCCURRENCES, SearchedContexts
 from spalm.memory.exact.suffixes import sort_contexts
 
 VOCABULARY = 32_000
@@ -53,7 +61,7 @@ QUERIES, BULK = 1000, 20_000
 ROUNDS = 3
 """Number of times that queries are asked in bulk."""
 LEAST_RAM = 32 << 20
-"""Bytes of the smallest limit: a process needs some memory besides the index."""
+"""Bytes of the smallest limit, as a process needs some memory besides the index. A smaller index has no limit."""
 SEPARATOR, END = 65_535, 65_534
 """Numbers before each document in infini-gram's files, and in its answers where a document ends."""
 
@@ -142,7 +150,8 @@ def index_spalm(work: Path) -> dict:
     began = time.perf_counter()
     memory.exact.catch_up(Execution(hardware=Hardware(threads=1)))
     seconds = time.perf_counter() - began
-    return {"seconds": seconds, "bytes": sum(path.stat().st_size for path in memory.exact.folder.rglob("*"))}
+    size = sum(path.stat().st_size for path in memory.exact.folder.rglob("*"))
+    return {"seconds": seconds, "bytes": size, "peak_ram": peak_ram(resource.RUSAGE_SELF)}
 
 
 def index_infini_gram(work: Path) -> dict:
@@ -154,7 +163,13 @@ def index_infini_gram(work: Path) -> dict:
     command = [sys.executable, "-m", "infini_gram.indexing", *(f"--{name}={value}" for name, value in options.items())]
     told = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     seconds = float(told.split("Step 2 (build_sa): Done. Took ")[1].split()[0])
-    return {"seconds": seconds, "bytes": sum(path.stat().st_size for path in folder.iterdir())}
+    size = sum(path.stat().st_size for path in folder.iterdir())
+    return {"seconds": seconds, "bytes": size, "peak_ram": peak_ram(resource.RUSAGE_CHILDREN)}
+
+
+def peak_ram(whose: int) -> int:
+    """Returns the most bytes that were resident at a time, in this process or in the largest of those it started."""
+    return 1024 * resource.getrusage(whose).ru_maxrss
 
 
 Answer = Callable[[list[int]], tuple[int, int]]
@@ -205,8 +220,9 @@ def ask_spalm(work: Path, group: Path | None = None) -> dict:
     queries = read_queries(work)
     some = np.array(queries[0])
     contexts = sort_contexts(some, np.array([len(some)]), np.zeros(1, np.int64), VOCABULARY)
-    find_matches([SearchedContexts(contexts)], reversed_context(queries[0]))  # compiles the loops
+    ExactView([SearchedContexts(contexts)]).find(reversed_context(queries[0]))  # compiles the loops
     join_group(group)
+    at_start = resident(os.getpid())
     began = time.perf_counter()
     index = Memory(work / "memory").exact.current()
     opened = time.perf_counter() - began
@@ -218,7 +234,10 @@ def ask_spalm(work: Path, group: Path | None = None) -> dict:
     def bulk(queries: list[list[int]]) -> object:
         return index.find(np.concatenate([reversed_context(query) for query in queries]))
 
-    return ask(queries, answer, bulk, limited=group is not None) | {"seconds_to_open": opened}
+    return ask(queries, answer, bulk, limited=group is not None) | {
+        "seconds_to_open": opened,
+        "resident_at_start": at_start,
+    }
 
 
 def ask_infini_gram(work: Path, group: Path | None = None) -> dict:
@@ -227,6 +246,7 @@ def ask_infini_gram(work: Path, group: Path | None = None) -> dict:
 
     queries = read_queries(work)
     join_group(group)
+    at_start = resident(os.getpid())
     began = time.perf_counter()
     engine = InfiniGramEngine(str(work / "infini-gram"), eos_token_id=END, token_dtype="u16")
     opened = time.perf_counter() - began
@@ -238,7 +258,7 @@ def ask_infini_gram(work: Path, group: Path | None = None) -> dict:
     with ThreadPoolExecutor(available_cores()) as pool:
         fewer = [*queries[:QUERIES], *queries[-BULK // 10 :]]  # it has no call for many queries, and takes long
         asked = ask(fewer, answer, lambda queries: list(pool.map(answer, queries)), limited=group is not None)
-    return asked | {"seconds_to_open": opened}
+    return asked | {"seconds_to_open": opened, "resident_at_start": at_start}
 
 
 PARTS = {
@@ -277,6 +297,7 @@ def measure(size: int, work: Path, ram: float, rounds: int) -> dict:
         system: {
             "tokens_per_second": size / statistics.median(each[system]["seconds"] for each in built),
             "bytes_per_token": built[0][system]["bytes"] / size,
+            "peak_ram": max(each[system]["peak_ram"] for each in built),
         }
         for system in SYSTEMS
     }
@@ -288,8 +309,10 @@ def measure(size: int, work: Path, ram: float, rounds: int) -> dict:
     row["all_ram"]["ratios"] = compare(row["all_ram"])
     say(f"{size:,} tokens, queries: {row['all_ram']}")
     limit = max(LEAST_RAM, int(ram * built[0]["spalm"]["bytes"]))
-    group = control_group(limit)
-    if group:
+    if limit >= built[0]["spalm"]["bytes"]:
+        row["limited"] = None
+        say(f"{size:,} tokens: no limit is set, as the whole index fits the least one of {LEAST_RAM >> 20} MiB")
+    elif group := control_group(limit):
         row["limited"] = {"ram": limit}
         for system in SYSTEMS:
             drop_from_cache(work)

@@ -9,6 +9,8 @@ read its training text and, for more than its 3M keys, its dev and test text and
 in the folder `keys` beside the results, so that a second run begins with the measurements.
 """
 
+import spalm  # noqa: F401  # isort: skip  # before torch is loaded, so that its threads wait as the package has them wait
+
 import argparse
 import json
 import math

@@ -7,6 +7,8 @@
 bench_neighbours.py --only growth, that of the index by bench_disk.py.
 """
 
+import spalm  # noqa: F401  # isort: skip  # before torch is loaded, so that its threads wait as the package has them wait
+
 import argparse
 import shutil
 import statistics

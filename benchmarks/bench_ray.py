@@ -8,7 +8,7 @@ shards of both engines must have the same bytes. Processor seconds, those of Ray
 overhead from the load of other processes on the machine.
 """
 
-import spalm  # noqa: F401  # isort: skip  # before torch is loaded, so that its threads do not spin
+import spalm  # noqa: F401  # isort: skip  # before torch is loaded, so that its threads wait as the package has them wait
 
 import argparse
 import os

@@ -5,7 +5,7 @@ are a recipe's; the text is the standard library of this Python. Neighbours are 
 training, but the table holds random entries, because finding neighbours is another benchmark.
 """
 
-import spalm  # noqa: F401  # isort: skip  # before torch is loaded, so that its threads do not spin
+import spalm  # noqa: F401  # isort: skip  # before torch is loaded, so that its threads wait as the package has them wait
 
 import argparse
 import statistics

@@ -1,4 +1,4 @@
-"""What hostile inputs lead to: commands are tried in this process, and what goes wrong is counted by its kind."""
+"""Outcomes of hostile inputs: commands are tried in this process, and what goes wrong is counted by its kind."""
 
 import os
 import re

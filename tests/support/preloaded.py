@@ -1,4 +1,4 @@
-"""What a process loads once from which commands are forked: the command line, and what it loads late."""
+"""Modules that a process loads once, from which commands are forked: the command line, and what it loads late."""
 
 from contextlib import suppress
 

@@ -1,4 +1,4 @@
-"""Which training documents get keys: all, those most like a given text, the last ones, or none.
+"""Choice of the training documents that get keys: all, those most like a given text, the last ones, or none.
 
 A key takes a forward pass of the model, an exact match none. So the number of keys is what attaching costs.
 """

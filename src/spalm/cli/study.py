@@ -48,11 +48,20 @@ def study_(
     ] = None,
     length: Annotated[int | None, typer.Option(help="Number of tokens of the passage.", min=1, max=400)] = None,
 ) -> None:
-    """Analyse a finished run: a table, its data, and a picture for each analysis."""
+    """Analyse a finished run: a table, its data, and a picture for each analysis.
+
+    `overlap` also works on what `spalm attach` made.
+    """
+    from spalm.attachment import is_attached
     from spalm.files import own_folder
     from spalm.runs import FinishedRun
-    from spalm.study import available_analyses, make_request, run_analyses
+    from spalm.study import analyse_attached, available_analyses, make_request, run_analyses
 
+    if is_attached(directory):
+        where = out or own_folder(directory, "study")
+        analyse_attached(directory, names or [], where, Console())
+        say(f"data and pictures are in {where}")
+        return
     run = FinishedRun(directory)
     where = out or own_folder(directory, "study", split)
     request = make_request(run, split, model, first=first, length=length)

@@ -1,4 +1,4 @@
-"""What was forgotten: documents that are marked but not compacted yet, and parts of a text that are no longer alive."""
+"""Forgotten text: documents that are marked but not compacted yet, and parts of a text that are no longer alive."""
 
 import json
 from typing import Any

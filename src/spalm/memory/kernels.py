@@ -23,7 +23,7 @@ _SCALE = np.float32(2.0**112)
 
 
 @intrinsic
-def _pointer(_, address):
+def pointer(_, address):
     """Returns an address as a pointer."""
 
     def code(context, builder, signature, arguments):  # noqa: ARG001
@@ -63,7 +63,7 @@ def take_tokens(addresses, starts, ends, first, rows, tokens):
     """Fills in the tokens of any rows."""
     for place in range(len(rows)):
         run = np.searchsorted(ends, rows[place], side="right")
-        file = numba.carray(_pointer(addresses[run]), first[run] + ends[run] - starts[run], np.int32)  # pyright: ignore
+        file = numba.carray(pointer(addresses[run]), first[run] + ends[run] - starts[run], np.int32)  # pyright: ignore
         tokens[place] = file[first[run] + rows[place] - starts[run]]
 
 
@@ -91,7 +91,7 @@ def squared_distances(addresses, starts, ends, first, rows, queries, distances):
                 continue
             run = np.searchsorted(ends, row, side="right")
             size = (first[run] + ends[run] - starts[run]) * width
-            file = numba.carray(_pointer(addresses[run]), size, np.uint16)  # pyright: ignore
+            file = numba.carray(pointer(addresses[run]), size, np.uint16)  # pyright: ignore
             begin = (first[run] + row - starts[run]) * width
             for i in range(width):
                 half = np.uint32(file[begin + i])

@@ -33,9 +33,9 @@ class Matched:
     @classmethod
     def of(cls, matches: Matches) -> "Matched":
         """Returns the matches that an index has found, as tensors."""
-        ids, tokens = (torch.from_numpy(array) for array in (matches.ids, matches.tokens))
-        lengths, counts = (torch.from_numpy(array).float() for array in (matches.lengths, matches.counts))
-        return cls(tokens.clamp_min(0), ids, lengths, counts)
+        lengths, counts = (array.astype(np.float32) for array in (matches.lengths, matches.counts))
+        # Converted by numpy: for one position an operation of torch takes longer than all of this.
+        return cls(*map(torch.from_numpy, (np.maximum(matches.tokens, 0), matches.ids, lengths, counts)))
 
     @classmethod
     def nothing(cls, rows: int) -> "Matched":
@@ -53,6 +53,8 @@ class Matched:
 
     def to(self, device: torch.device) -> "Matched":
         """Returns the same matches on a device."""
+        if self.ids.device == device:
+            return self
         return Matched(*(each.to(device) for each in (self.tokens, self.ids, self.lengths, self.counts)))
 
     def features(

@@ -81,6 +81,8 @@ class Retrieved:
 
     def to(self, device: torch.device) -> "Retrieved":
         """Returns the same neighbours on a device."""
+        if self.ids.device == device:
+            return self
         matched = None if self.matched is None else self.matched.to(device)
         return Retrieved(self.tokens.to(device), self.distances.to(device), self.ids.to(device), matched)
 

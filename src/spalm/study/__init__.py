@@ -2,7 +2,14 @@
 
 from spalm.study.analyses.by_neighbours import COUNTS, vary_neighbours
 from spalm.study.analysis import Analysis, AnalysisRequest
-from spalm.study.registry import ANALYSES, available_analyses, find_analysis, make_request, run_analyses
+from spalm.study.registry import (
+    ANALYSES,
+    analyse_attached,
+    available_analyses,
+    find_analysis,
+    make_request,
+    run_analyses,
+)
 from spalm.study.report import write_report
 
 __all__ = [
@@ -10,6 +17,7 @@ __all__ = [
     "Analysis",
     "AnalysisRequest",
     "COUNTS",
+    "analyse_attached",
     "available_analyses",
     "find_analysis",
     "make_request",

@@ -14,7 +14,7 @@ from spalm.study.analyses.curves import training_curves
 from spalm.study.analyses.gates import gate_heatmap, gate_histogram
 from spalm.study.analyses.matches import neighbour_matches
 from spalm.study.analyses.outputs import output_analysis
-from spalm.study.analyses.overlap import verbatim_overlap
+from spalm.study.analyses.overlap import attached_overlap, verbatim_overlap
 from spalm.study.analyses.significance import pairwise_significance
 from spalm.study.analyses.slices import by_frequency, by_position
 from spalm.study.analyses.strips import neighbour_strips
@@ -72,3 +72,14 @@ def run_analyses(request: AnalysisRequest, names: list[str], folder: Path, conso
         found = analyse(request)
         found.print(console)
         found.write(folder)
+
+
+def analyse_attached(directory: Path, names: list[str], folder: Path, console: Console) -> None:
+    """Makes the analysis that a pretrained model with a memory has data for; refuses all others."""
+    if others := [name for name in names if name != "overlap"]:
+        raise InputError(
+            f"{directory} is a pretrained model with a memory: only overlap can be analysed, not {', '.join(others)}"
+        )
+    found = attached_overlap(directory)
+    found.print(console)
+    found.write(folder)

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spalm.memory.entries import MISSING
-from spalm.memory.exact import LONGEST, Excluded, reversed_context, reversed_contexts
-from spalm.memory.exact.matches import LEAST_COUNTS, OCCURRENCES, SearchedContexts, find_matches
+from spalm.memory.exact import LONGEST, ExactView, Excluded, reversed_context, reversed_contexts
+from spalm.memory.exact.matches import LEAST_COUNTS, OCCURRENCES, SearchedContexts
 from spalm.memory.exact.suffixes import sort_contexts
 from support.plain_matches import assert_same_matches, plain_matches
 from support.stub_memory import stream
@@ -50,13 +50,13 @@ text = st.lists(st.integers(0, TOKENS - 1), min_size=1, max_size=40)
 def test_matches_are_those_of_a_naive_search(texts, context, count, gap, data):
     documents = numbered(texts, gap)
     shards = shards_of(documents, count)
-    assert_same_matches(find_matches(shards, reversed_context(context)), 0, plain_matches(documents, context))
+    assert_same_matches(ExactView(shards).find(reversed_context(context)), 0, plain_matches(documents, context))
     own = data.draw(st.sampled_from(list(documents)), label="own document")
     first = own + data.draw(st.integers(0, len(documents[own]) - 1), label="first excluded entry, from its begin")
     last = data.draw(st.integers(first + 1, own + len(documents[own])), label="end of the excluded entries")
     for excluded in (range(own, own + len(documents[own])), range(first, last)):
         arrays = Excluded(np.array([excluded.start]), np.array([excluded.stop]))
-        found = find_matches(shards, reversed_context(context), arrays)
+        found = ExactView(shards).find(reversed_context(context), arrays)
         assert_same_matches(found, 0, plain_matches(documents, context, excluded))
 
 
@@ -70,7 +70,7 @@ def test_many_queries_at_once_are_those_one_by_one():
     positions = np.arange(0, len(queries), 3)
     own = queries.documents_of(positions)
     excluded = Excluded(first_ids[own], first_ids[own] + lengths[own])
-    every = find_matches(shards, reversed_contexts(queries, positions), excluded)
+    every = ExactView(shards).find(reversed_contexts(queries, positions), excluded)
     assert (every.counts > OCCURRENCES).any()
     for row, position in enumerate(positions.tolist()):
         begin = int(first_ids[own[row]])
@@ -82,32 +82,32 @@ def test_many_queries_at_once_are_those_one_by_one():
 def test_no_match_reaches_across_a_documents_border():
     documents = numbered([[0, 1, 2], [3, 0, 1]])
     for count in (1, 2):
-        found = find_matches(shards_of(documents, count), reversed_context([1, 2, 3]))
+        found = ExactView(shards_of(documents, count)).find(reversed_context([1, 2, 3]))
         assert (found.lengths[0, 0], found.counts[0, 0]) == (1, 1)
         assert found.ids[0, 0, 0] == 4
 
 
 def test_the_end_of_a_document_is_no_occurrence_with_a_follower():
     documents = numbered([[0, 1, 2], [1, 3]])
-    found = find_matches(shards_of(documents, 1), reversed_context([0, 1, 2]))
+    found = ExactView(shards_of(documents, 1)).find(reversed_context([0, 1, 2]))
     assert found.lengths[0, 0] == 0, "2 stands only where a document ends"
-    found = find_matches(shards_of(documents, 1), reversed_context([3, 1]))
+    found = ExactView(shards_of(documents, 1)).find(reversed_context([3, 1]))
     assert (found.lengths[0, 0], found.counts[0, 0]) == (1, 2)
     assert set(found.tokens[0, 0].tolist()) == {2, 3, MISSING}
 
 
 def test_no_more_than_the_longest_context_is_compared():
     same = [0, 1, 2] * LONGEST
-    found = find_matches(shards_of(numbered([[*same, 3]]), 1), reversed_context(same))
+    found = ExactView(shards_of(numbered([[*same, 3]]), 1)).find(reversed_context(same))
     assert found.lengths[0, 0] == LONGEST
 
 
 def test_unknown_tokens_and_an_empty_context_match_nothing():
     shards = shards_of(numbered([[0, 1, 2, 3]]), 1)
     for context in ([], [TOKENS], [1, TOKENS + 70_000]):
-        assert not find_matches(shards, reversed_context(context)).lengths.any()
-    assert find_matches(shards, reversed_context([TOKENS, 1])).lengths[0, 0] == 1
-    assert not find_matches([], reversed_context([1])).lengths.any()
+        assert not ExactView(shards).find(reversed_context(context)).lengths.any()
+    assert ExactView(shards).find(reversed_context([TOKENS, 1])).lengths[0, 0] == 1
+    assert not ExactView([]).find(reversed_context([1])).lengths.any()
 
 
 @pytest.mark.parametrize("vocabulary", [65_534, 65_535, 65_536, 200_000])
@@ -119,14 +119,14 @@ def test_any_vocabulary_fits(vocabulary):
     shards = shards_of(documents, 2, vocabulary)
     for end in range(1, 50):
         context = texts[0][:end]
-        assert_same_matches(find_matches(shards, reversed_context(context)), 0, plain_matches(documents, context))
+        assert_same_matches(ExactView(shards).find(reversed_context(context)), 0, plain_matches(documents, context))
 
 
 def test_occurrences_are_taken_from_all_shards_and_from_begin_to_end():
     """Only what came before tells occurrences of `1 2` apart: 0, 3, or 4, each in a third of the documents."""
     followers = {0: 5, 3: 6, 4: 7}
     documents = numbered([[before, 1, 2, after] for before, after in followers.items() for _ in range(100)])
-    found = find_matches(shards_of(documents, 3, 8), reversed_context([1, 2]))
+    found = ExactView(shards_of(documents, 3, 8)).find(reversed_context([1, 2]))
     assert found.counts.tolist() == [[300, 300, 300]]
     shares = Counter(found.tokens[0, 0].tolist())
     assert all(shares[token] > OCCURRENCES // 4 for token in followers.values()), shares
@@ -137,7 +137,7 @@ def test_an_excluded_document_takes_nothing_from_the_spread_of_the_others():
     documents = numbered([*others, [0, 1, 2] * 500])
     own = max(documents)
     excluded = Excluded(np.array([own]), np.array([own + 1500]))
-    found = find_matches(shards_of(documents, 1, 8), reversed_context([1, 2]), excluded)
+    found = ExactView(shards_of(documents, 1, 8)).find(reversed_context([1, 2]), excluded)
     assert found.counts.tolist() == [[300, 300, 300]]
     assert min(Counter(found.tokens[0, 0].tolist())[token] for token in (6, 7)) >= 2
 
@@ -180,7 +180,7 @@ def test_counts_are_those_of_infini_gram(tmp_path, vocabulary):
     seen = Counter()
     for _ in range(100):
         context = text_of(random.integers(0, 60, 3))[: int(random.integers(1, 12))]
-        found = find_matches(shards, reversed_context(context))
+        found = ExactView(shards).find(reversed_context(context))
         for level, least in enumerate(LEAST_COUNTS):
             length, places = int(found.lengths[0, level]), int(found.counts[0, level])
             assert places == (count(context[-length:]) if length else 0)

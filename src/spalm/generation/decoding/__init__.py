@@ -1,1 +1,1 @@
-"""From tokens to tokens: reading, predicting with the memory, picking, drafts, and several answers side by side."""
+"""Tokens in, tokens out: reading, predicting with the memory, picking, drafts, and several answers side by side."""

@@ -7,6 +7,7 @@ What counts is the catalogue of the memory. A document that is in no shard yet i
 one that was forgotten is left out of every search at once, and of the files when the memory is compacted.
 """
 
+import os
 import shutil
 from dataclasses import dataclass, fields
 from functools import lru_cache
@@ -156,6 +157,7 @@ class ExactIndex:
 
     def __init__(self, memory: "Memory"):
         self._memory, self.folder = memory, memory.directory / "exact"
+        self._list = str(self.folder / _LIST)
         self._open = lru_cache(maxsize=256)(self._open_shard)
         self._searched: tuple[Entries, dict[str, str], ExactView] | None = None
         self._read_list: tuple[tuple[int, ...], dict[str, str]] | None = None
@@ -222,24 +224,23 @@ class ExactIndex:
 
     def _listed(self) -> dict[str, str]:
         """Returns the names of the shards in use, and their digests."""
-        path = self.folder / _LIST
         try:
-            state = path.stat()
+            state = os.stat(self._list)  # noqa: PTH116 - for each token that is generated, so without a path to parse
         except FileNotFoundError:
             return {}
         stamp = state.st_ino, state.st_size, state.st_ctime_ns  # another one each time, as the file is replaced
         known = self._read_list
         if known is not None and known[0] == stamp:
             return known[1]
-        listed = self._read(path)
+        listed = self._read()
         self._read_list = stamp, listed
         return listed
 
-    def _read(self, path: Path) -> dict[str, str]:
+    def _read(self) -> dict[str, str]:
         """Returns what the list of shards says; raises an error if it is damaged."""
         content: _ShardList = read_json(child(self.folder, _LIST), _ShardList, remedy=self._remedy)
         if content.sha256 != digest_of_json(content.shards):
-            raise self._damaged(path)
+            raise self._damaged(self.folder / _LIST)
         return content.shards
 
     @property

@@ -3,9 +3,11 @@
 A query is the text before a position, backwards: its last token first, each one higher than its id, ended by BORDER.
 """
 
+import numba
 import numpy as np
 
 from spalm.compute.compiled import compiled
+from spalm.memory.kernels import pointer
 
 
 @compiled()
@@ -39,123 +41,148 @@ def _first_at_least(text, suffixes, back, token, low, high):
 
 
 @compiled()
-def count_matches(text, suffixes, starts, queries, begins, ends, lows, highs, totals, left_out):
-    """Finds where the last 1, 2, 3, ... tokens of each query stand, and adds the numbers of places to `totals`.
-
-    The last l + 1 tokens of query q end at suffixes lows[q, l] ... highs[q, l] - 1; what does not occur has an empty
-    range. Places begins[q] ... ends[q] - 1 are to be left out: their numbers are added to `left_out` too.
-    """
-    longest = queries.shape[1]
-    for query in range(len(queries)):
-        low, high, length = 0, 0, 0
-        token = np.int64(queries[query, 0])
-        if 0 < token < len(starts) - 1:
-            low, high = starts[token], starts[token + 1]
-        while low < high:
-            lows[query, length], highs[query, length] = low, high
-            totals[query, length] += high - low
-            length += 1
-            if length == longest:
-                break
-            token = np.int64(queries[query, length])
-            if token == 0:
-                break
-            if high - low == 1:  # nothing left to divide
-                if _number_at(text, suffixes[low] - length) != token:
-                    break
-                continue
-            low = _first_at_least(text, suffixes, length, token, low, high)
-            high = _first_at_least(text, suffixes, length, token + 1, low, high)
-        for rest in range(length, longest):
-            lows[query, rest] = highs[query, rest] = 0
-        for place in range(begins[query], ends[query]):
-            back = 0
-            while back < length and _number_at(text, place - back) == queries[query, back]:
-                left_out[query, back] += 1
-                back += 1
+def last_contexts(numbers, contexts):
+    """Fills `contexts` with the queries of the positions after each of the last tokens; `numbers` are one above ids."""
+    for row in range(len(contexts)):
+        last = len(numbers) - len(contexts) + row
+        for back in range(contexts.shape[1]):
+            contexts[row, back] = numbers[last - back] if back <= last else 0
 
 
 @compiled()
-def choose_lengths(totals, left_out, least_counts, lengths):
-    """Sets lengths[q, i] to the length of the longest match of query q that stands at least_counts[i] places."""
-    for query in range(len(totals)):
+def _arrays(shard, text):
+    """Returns the arrays of a shard, of which the address and the length of each are given.
+
+    Another text is given too, because the type of its numbers depends on the vocabulary.
+    """
+    return (
+        numba.carray(pointer(shard[0, 0]), shard[0, 1], text.dtype),  # pyright: ignore
+        numba.carray(pointer(shard[1, 0]), shard[1, 1], np.int32),  # pyright: ignore
+        numba.carray(pointer(shard[2, 0]), shard[2, 1], np.int64),  # pyright: ignore
+        numba.carray(pointer(shard[3, 0]), shard[3, 1], np.int64),  # pyright: ignore
+        numba.carray(pointer(shard[4, 0]), shard[4, 1], np.int64),  # pyright: ignore
+        numba.carray(pointer(shard[5, 0]), shard[5, 1], np.int64),  # pyright: ignore
+    )
+
+
+@compiled()
+def _places_before(first_ids, borders, lengths, first, last):
+    """Returns the first place, and the one after the last, of what stands before entries first ... last - 1.
+
+    The end of a document counts if its last entry is among them. The range is empty if they are in none.
+    """
+    document = np.searchsorted(first_ids, first, side="right") - 1
+    if document < 0 or first >= first_ids[document] + lengths[document]:
+        return 0, 0
+    begin = borders[document] + first - first_ids[document]
+    return begin, begin + last - first + (last >= first_ids[document] + lengths[document])
+
+
+@compiled()
+def _count_matches(text, suffixes, starts, query, begin, end, lows, highs, totals, left_out):
+    """Finds where the last 1, 2, 3, ... tokens of a query stand, and adds the numbers of places to `totals`.
+
+    The last l + 1 tokens end at suffixes lows[l] ... highs[l] - 1; what does not occur has an empty range. Places begin
+    ... end - 1 are to be left out: their numbers are added to `left_out` too.
+    """
+    longest = len(query)
+    low, high, length = 0, 0, 0
+    token = np.int64(query[0])
+    if 0 < token < len(starts) - 1:
+        low, high = starts[token], starts[token + 1]
+    while low < high:
+        lows[length], highs[length] = low, high
+        totals[length] += high - low
+        length += 1
+        if length == longest:
+            break
+        token = np.int64(query[length])
+        if token == 0:
+            break
+        if high - low == 1:  # nothing left to divide
+            if _number_at(text, suffixes[low] - length) != token:
+                break
+            continue
+        low = _first_at_least(text, suffixes, length, token, low, high)
+        high = _first_at_least(text, suffixes, length, token + 1, low, high)
+    lows[length:] = 0
+    highs[length:] = 0
+    for place in range(begin, end):
+        back = 0
+        while back < length and _number_at(text, place - back) == query[back]:
+            left_out[back] += 1
+            back += 1
+
+
+@compiled()
+def _take_occurrences(arrays, low, high, begin, end, step, filled, ids, tokens):
+    """Adds the entries after some of suffixes low ... high - 1 to `ids` and `tokens`, which hold `filled` already.
+
+    They are divided into parts of `step` suffixes, and of each part the first is taken that can be: what stands at the
+    end of a document has no entry after it, and places begin ... end - 1 are left out. Returns the number held then.
+    """
+    text, suffixes, first_ids, borders, _, starts = arrays
+    part = np.float64(low)
+    while part < high and filled < len(ids):
+        at, part = np.int64(part), part + step
+        last = min(high, np.int64(part))
+        while at < last:
+            place = np.int64(suffixes[at])
+            follower = _number_at(text, place + 1)
+            if 0 < follower < len(starts) - 1 and not begin <= place < end:
+                document = np.searchsorted(borders, place, side="right") - 1
+                ids[filled] = first_ids[document] + place - borders[document]
+                tokens[filled] = follower - 1
+                filled += 1
+                break
+            at += 1
+    return filled
+
+
+@compiled()
+def find_matches(shards, text, queries, first, last, least_counts, missing, lengths, counts, ids, tokens):
+    """Finds the matches of queries in all shards together.
+
+    For each of `least_counts` that is the longest match which stands at so many places and which something follows.
+    Shards are given by the addresses and lengths of their arrays (see `_arrays`). Query q must not find entries
+    first[q] ... last[q] - 1; without these two nothing is left out. Of the places of a match as many are taken as `ids`
+    and `tokens` have room for, at equal distances; what is left of these is filled with `missing`.
+    """
+    longest, wanted = queries.shape[1], ids.shape[2]
+    lows, highs = np.empty((len(shards), longest), np.int64), np.empty((len(shards), longest), np.int64)
+    begins, ends = np.zeros(len(shards), np.int64), np.zeros(len(shards), np.int64)
+    totals, left_out = np.empty(longest, np.int64), np.empty(longest, np.int64)
+    for query in range(len(queries)):
+        totals[:] = 0
+        left_out[:] = 0
+        for shard in range(len(shards)):
+            held, suffixes, first_ids, borders, sizes, starts = _arrays(shards[shard], text)  # pyright: ignore
+            if len(first):
+                own = _places_before(first_ids, borders, sizes, first[query], last[query])
+                begins[shard], ends[shard] = own
+            found = lows[shard], highs[shard], totals, left_out
+            _count_matches(held, suffixes, starts, queries[query], begins[shard], ends[shard], *found)
         for level in range(len(least_counts)):
             length = 0
-            while length < totals.shape[1]:
-                if totals[query, length] - left_out[query, length] < least_counts[level]:
-                    break
+            while length < longest and totals[length] - left_out[length] >= least_counts[level]:
                 length += 1
+            filled = 0
+            while length:
+                total = totals[length - 1]
+                step = 1.0 if total - left_out[length - 1] <= wanted else total / wanted
+                for shard in range(len(shards)):
+                    low, high = lows[shard, length - 1], highs[shard, length - 1]
+                    if low < high:
+                        where = low, high, begins[shard], ends[shard], step
+                        taken = filled, ids[query, level], tokens[query, level]
+                        filled = _take_occurrences(_arrays(shards[shard], text), *where, *taken)
+                if filled:
+                    break
+                length -= 1  # it stands only at the ends of documents, which tells nothing
             lengths[query, level] = length
-
-
-@compiled()
-def shorten_matches(totals, left_out, filled, lengths, counts, still_open):
-    """Shortens by a token each match that nothing follows, and counts all matches.
-
-    Sets still_open[q, i] for those that were shortened, and returns whether there are any.
-    """
-    any_open = False
-    for query in range(len(lengths)):
-        for level in range(lengths.shape[1]):
-            shortened = filled[query, level] == 0 and lengths[query, level] > 0
-            lengths[query, level] -= shortened
-            length = lengths[query, level]
-            still_open[query, level] = shortened and length > 0
-            any_open = any_open or still_open[query, level]
-            counts[query, level] = totals[query, length - 1] - left_out[query, length - 1] if length else 0
-    return any_open
-
-
-@compiled()
-def take_occurrences(
-    text,
-    suffixes,
-    first_ids,
-    borders,
-    lows,
-    highs,
-    begins,
-    ends,
-    lengths,
-    totals,
-    left_out,
-    still_open,
-    filled,
-    ids,
-    tokens,
-):
-    """Adds the entries after some occurrences of the matches in one shard to `ids` and `tokens`.
-
-    More than are wanted are divided into as many equal parts, and of each part the first is taken that can be;
-    filled[q, i] is the number of those taken so far of a match of length lengths[q, i]. Only matches with
-    still_open[q, i] are looked at. What stands at the end of a document has no entry after it, and places begins[q] ...
-    ends[q] - 1 are left out.
-    """
-    wanted = ids.shape[2]
-    for query in range(len(lengths)):
-        for level in range(lengths.shape[1]):
-            length = lengths[query, level]
-            if length == 0 or not still_open[query, level]:
-                continue
-            high = highs[query, length - 1]
-            total = totals[query, length - 1]
-            step = 1.0 if total - left_out[query, length - 1] <= wanted else total / wanted
-            part = np.float64(lows[query, length - 1])
-            while part < high and filled[query, level] < wanted:
-                at, part = np.int64(part), part + step
-                place = np.int64(suffixes[at])
-                end = min(high, np.int64(part))
-                while _number_at(text, place + 1) == 0 or begins[query] <= place < ends[query]:
-                    at += 1
-                    if at >= end:
-                        break
-                    place = np.int64(suffixes[at])
-                if at >= end:
-                    continue
-                document = np.searchsorted(borders, place, side="right") - 1
-                ids[query, level, filled[query, level]] = first_ids[document] + place - borders[document]
-                tokens[query, level, filled[query, level]] = _number_at(text, place + 1) - 1
-                filled[query, level] += 1
+            counts[query, level] = totals[length - 1] - left_out[length - 1] if length else 0
+            ids[query, level, filled:] = missing
+            tokens[query, level, filled:] = missing
 
 
 @compiled()

@@ -8,7 +8,7 @@ from jaxtyping import Int
 from spalm.corpus import TokenStream
 from spalm.memory.entries import MISSING
 from spalm.memory.exact import kernels
-from spalm.memory.exact.suffixes import SortedContexts
+from spalm.memory.exact.suffixes import SortedContexts, number_type
 
 LONGEST = 64
 """Number of tokens of a context that are looked for at most."""
@@ -17,6 +17,7 @@ LEAST_COUNTS = (1, 8, 64)
 _LEAST_COUNTS = np.array(LEAST_COUNTS)
 OCCURRENCES = 32
 """Number of occurrences of each match that are looked at, at equal distances among all of them."""
+_NOTHING = np.zeros(0, np.int64)
 
 
 @dataclass(frozen=True)
@@ -67,78 +68,44 @@ def last_contexts(numbers: Int[np.ndarray, "tokens"], count: int) -> Int[np.ndar
 
     Every number is one higher than the token's id; 0 is a border, which no match extends across.
     """
-    found = np.zeros((count, LONGEST), np.int64)
-    for row, end in enumerate(range(len(numbers) - count + 1, len(numbers) + 1)):
-        before = numbers[max(0, end - LONGEST) : end]
-        found[row, : len(before)] = before[::-1]
-    return found
+    contexts = np.empty((count, LONGEST), np.int64)
+    kernels.last_contexts(numbers, contexts)
+    return contexts
 
 
 class SearchedContexts:
     """Sorted contexts, ready to be searched."""
 
     def __init__(self, contexts: SortedContexts):
-        # One type of array, whether it is mapped or not: loops are compiled once, and called sooner.
-        self.contexts = SortedContexts(*(_read_only(getattr(contexts, field.name)) for field in fields(contexts)))
-        self._ends = self.contexts.first_ids + self.contexts.lengths
-
-    def places_before(self, excluded: Excluded) -> tuple[Int[np.ndarray, "n"], Int[np.ndarray, "n"]]:
-        """Returns the first place, and the one after the last, of what each query must not find.
-
-        These are the places before the excluded entries and, if the last of a document is among them, its end.
-        """
-        first_ids = self.contexts.first_ids
-        document = (np.searchsorted(first_ids, excluded.first, side="right") - 1).clip(0)
-        inside = (first_ids[document] <= excluded.first) & (excluded.first < self._ends[document])
-        begins = self.contexts.borders[document] + excluded.first - first_ids[document]
-        ends = begins + excluded.last - excluded.first + (excluded.last >= self._ends[document])
-        return np.where(inside, begins, 0), np.where(inside, ends, 0)
+        # One type of each array, whether it is mapped or not: loops are compiled once, and called sooner.
+        kinds = number_type(len(contexts.starts) - 2), np.int32, np.int64, np.int64, np.int64, np.int64
+        arrays = [_read_only(getattr(contexts, field.name), kind) for field, kind in zip(fields(contexts), kinds)]
+        self.contexts = SortedContexts(*arrays)
+        self.addresses = [(array.ctypes.data, len(array)) for array in arrays]
+        """Address and length of each array."""
 
 
-def _read_only(array: np.ndarray) -> np.ndarray:
-    """Returns a plain array that cannot be written to."""
-    view = np.asarray(array).view()
+def _read_only(array: np.ndarray, kind: type) -> np.ndarray:
+    """Returns a plain array of this type that cannot be written to."""
+    view = np.require(np.asarray(array), kind, ["C", "A"]).view()
     view.setflags(write=False)
     return view
 
 
-def find_matches(
-    shards: list[SearchedContexts], queries: Int[np.ndarray, "n length"], excluded: Excluded | None = None
-) -> Matches:
-    """Returns the matches of some queries in all shards together."""
-    count, levels = len(queries), len(LEAST_COUNTS)
-    totals, left_out = np.zeros((2, *queries.shape), np.int64)
-    nothing = np.zeros(count, np.int64)
-    searched = []
-    for shard in shards:
-        low, high = np.empty((2, *queries.shape), np.int64)
-        begin, end = (nothing, nothing) if excluded is None else shard.places_before(excluded)
-        held = shard.contexts
-        kernels.count_matches(held.text, held.suffixes, held.starts, queries, begin, end, low, high, totals, left_out)
-        searched.append((held, low, high, begin, end))
-    lengths, filled, counts = np.zeros((3, count, levels), np.int64)
-    ids, tokens = np.full((2, count, levels, OCCURRENCES), MISSING, np.int64)
-    kernels.choose_lengths(totals, left_out, _LEAST_COUNTS, lengths)
-    still_open = np.ones((count, levels), bool)
-    while True:
-        for held, low, high, begin, end in searched:
-            kernels.take_occurrences(
-                held.text,
-                held.suffixes,
-                held.first_ids,
-                held.borders,
-                low,
-                high,
-                begin,
-                end,
-                lengths,
-                totals,
-                left_out,
-                still_open,
-                filled,
-                ids,
-                tokens,
-            )
-        # A match that stands only at the ends of documents tells nothing: a shorter one is taken.
-        if not kernels.shorten_matches(totals, left_out, filled, lengths, counts, still_open):
-            return Matches(lengths, counts, ids, tokens)
+class SearchedShards:
+    """Several shards that one compiled loop searches together."""
+
+    def __init__(self, shards: list[SearchedContexts]):
+        self._shards = shards  # keeps the arrays where they are
+        addresses = np.array([shard.addresses for shard in shards], np.int64)
+        self._addresses = addresses.reshape(len(shards), len(fields(SortedContexts)), 2)
+        self._text = shards[0].contexts.text if shards else _read_only(np.zeros(0), np.uint16)
+
+    def find(self, queries: Int[np.ndarray, "n length"], excluded: Excluded | None = None) -> Matches:
+        """Returns the matches of some queries."""
+        lengths, counts = np.empty((2, len(queries), len(LEAST_COUNTS)), np.int64)
+        ids, tokens = np.empty((2, len(queries), len(LEAST_COUNTS), OCCURRENCES), np.int64)
+        first, last = (_NOTHING, _NOTHING) if excluded is None else (excluded.first, excluded.last)
+        given = self._addresses, self._text, queries, first, last
+        kernels.find_matches(*given, _LEAST_COUNTS, MISSING, lengths, counts, ids, tokens)
+        return Matches(lengths, counts, ids, tokens)

@@ -82,7 +82,7 @@ def sort_contexts(
 ) -> SortedContexts:
     """Sorts the contexts of documents, given their tokens in a row and the number of tokens of each."""
     borders = np.concatenate([[0], np.cumsum(lengths + 1)[:-1]]).astype(np.int64)
-    text = np.zeros(len(tokens) + len(lengths), np.uint16 if vocabulary < 1 << 16 else np.uint32)
+    text = np.zeros(len(tokens) + len(lengths), number_type(vocabulary))
     inside = np.ones(len(text), bool)
     inside[borders] = False
     text[inside] = tokens
@@ -91,6 +91,11 @@ def sort_contexts(
     np.subtract(len(text) - 1, suffixes, out=suffixes)
     starts = _starts(text, vocabulary + 2)
     return SortedContexts(text, suffixes, first_ids.astype(np.int64), borders, lengths.astype(np.int64), starts)
+
+
+def number_type(vocabulary: int) -> type:
+    """Returns the type of the numbers of a text."""
+    return np.uint16 if vocabulary < 1 << 16 else np.uint32
 
 
 def _starts(text: UInt[np.ndarray, "places"], count: int) -> Int[np.ndarray, "count"]:

@@ -1,6 +1,7 @@
 """The documents that a memory held at one moment, searched for exact matches."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from math import ceil
 
 import numpy as np
@@ -8,7 +9,7 @@ import torch
 from jaxtyping import Int, Integer
 
 from spalm.compute import map_in_threads
-from spalm.memory.exact.matches import Excluded, Matches, SearchedContexts, find_matches
+from spalm.memory.exact.matches import Excluded, Matches, SearchedContexts, SearchedShards
 from spalm.memory.exact.trace import LEAST, NO_DOCUMENTS, VerbatimSpan, find_spans
 
 _FEWEST, _MOST = 64, 2048
@@ -20,6 +21,10 @@ class ExactView:
     """Exact matches in the documents of one version of a memory. Later changes do not show."""
 
     shards: list[SearchedContexts]
+
+    @cached_property
+    def _searched(self) -> SearchedShards:
+        return SearchedShards(self.shards)
 
     def without(self, documents: Int[np.ndarray, "documents"]) -> "ExactView":
         """Returns a view that does not find these documents, given by the ids of their first entries."""
@@ -38,14 +43,14 @@ class ExactView:
     def find(self, queries: Int[np.ndarray, "n length"], excluded: Excluded | None = None) -> Matches:
         """Returns the matches of some queries (see `reversed_contexts`)."""
         if len(queries) <= _FEWEST:
-            return find_matches(self.shards, queries, excluded)
+            return self._searched.find(queries, excluded)
         threads = torch.get_num_threads()
         size = min(_MOST, max(_FEWEST, ceil(len(queries) / threads)))
         rows = [slice(begin, begin + size) for begin in range(0, len(queries), size)]
 
         def find(which: slice) -> Matches:
             own = None if excluded is None else Excluded(excluded.first[which], excluded.last[which])
-            return find_matches(self.shards, queries[which], own)
+            return self._searched.find(queries[which], own)
 
         return Matches.concatenate(map_in_threads(find, rows, count=threads))
 

@@ -1,4 +1,4 @@
-"""Beyond the paper: a mixture of probabilities whose weights depend on the position.
+"""Adaptive mixture, beyond the paper: probabilities are mixed with weights that depend on the position.
 
     p(w)     = u_t p_base(w) + v_t p_kNN(w) + sum_i w_ti p_i(w)            u_t + v_t + sum_i w_ti = 1
     p_kNN(w) = sum_(k: y_k = w) softmax_k(-d_k / T_t - b_t log(d_k + e) + a_t log p_base(y_k))

@@ -1,4 +1,4 @@
-"""What stands between a client and the routes: connections, host names, keys, sizes and forms of requests."""
+"""Checks and limits between a client and the routes: connections, host names, keys, sizes and forms of requests."""
 
 from spalm.server.http.auth import ApiKeyMiddleware
 from spalm.server.http.bodies import JsonRoute

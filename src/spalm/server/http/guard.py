@@ -1,4 +1,4 @@
-"""What every request must keep to before its route sees it, and security headers for every response."""
+"""Rules that every request must keep to before its route sees it, and security headers for every response."""
 
 import anyio
 from starlette.datastructures import Headers

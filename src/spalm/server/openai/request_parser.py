@@ -1,4 +1,4 @@
-"""From requests to generation jobs. What cannot be done is refused before it waits for the model."""
+"""Requests in, generation jobs out. What cannot be done is refused before it waits for the model."""
 
 from collections.abc import Sequence
 from dataclasses import replace
