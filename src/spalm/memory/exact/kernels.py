@@ -41,7 +41,7 @@ def _first_at_least(text, suffixes, back, token, low, high):
 
 
 @compiled()
-def last_contexts(numbers, contexts):
+def write_last_contexts(numbers, contexts):
     """Fills `contexts` with the queries of the positions after each of the last tokens; `numbers` are one above ids."""
     for row in range(len(contexts)):
         last = len(numbers) - len(contexts) + row

@@ -69,7 +69,7 @@ def last_contexts(numbers: Int[np.ndarray, "tokens"], count: int) -> Int[np.ndar
     Every number is one higher than the token's id; 0 is a border, which no match extends across.
     """
     contexts = np.empty((count, LONGEST), np.int64)
-    kernels.last_contexts(numbers, contexts)
+    kernels.write_last_contexts(numbers, contexts)
     return contexts
 
 
