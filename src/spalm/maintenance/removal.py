@@ -18,6 +18,7 @@ from spalm.corpus import SPLITS, Corpus, Split
 from spalm.corpus.tokens import CORPUS_KIND
 from spalm.digests import SUMS
 from spalm.errors import InputError
+from spalm.files import holds_stage, refuse_links_out_of
 from spalm.generation.hugging_face import export_for_transformers
 from spalm.maintenance.erasure import erase_documents, erase_ids, erase_rows
 from spalm.memory import Entries, Memory, is_memory, source_of_split
@@ -105,6 +106,7 @@ def _rows(entries: Entries, first: int, count: int) -> tuple[int, int]:
 def remove_forgotten(directory: Path) -> tuple[list[Removed], int]:
     """Removes all that forgotten documents left in a directory; returns what was removed, and the bytes freed."""
     place = Place.of(directory)
+    refuse_links_out_of(place.root, but_for=holds_stage)
     for path in place.root.rglob(ERASING):
         finish_erasure(path.parent)
     removed: list[Removed] = []
@@ -167,6 +169,8 @@ def _remove_drawn(place: Place) -> list[Removed]:
     """Removes the files of analyses and of the report: they show pieces of text, and can be made again."""
     removed = []
     for folder in (place.root / "study", place.root / "report"):
+        if folder.is_symlink():  # to a stage, which is not drawn
+            continue
         files = [path for path in sorted(folder.rglob("*")) if path.suffix in _DRAWN or path.name == SUMS]
         for path in files:
             path.unlink()
