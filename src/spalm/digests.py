@@ -50,9 +50,9 @@ def digest_of_own_file(path: Path) -> str:
 
     A description longer than any that can be read is refused, and so is a hole that takes no space and hours to read.
     """
-    refuse_hole(path)
     if path.suffix in _DESCRIPTIONS and path.stat().st_size > MOST_TEXT:
         raise DamagedError(f"{path} has more than {MOST_TEXT:,} bytes; make {path.parent} again")
+    refuse_hole(path)
     return digest_of_file(path)
 
 
