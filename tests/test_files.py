@@ -9,12 +9,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from spalm.artifact import only_writer
-from spalm.digests import SUMS, KnownDigests, digest_of_file, read_sums, refuse_changed, sum_up
+from spalm.artifact import MANIFEST, Artifact, only_writer
+from spalm.digests import SUMS, KnownDigests, digest_of_file, digest_of_own_file, read_sums, refuse_changed, sum_up
 from spalm.errors import DamagedError, InputError
 from spalm.files import (
     allow_as_umask_says,
     child,
+    holds_stage,
     own_folder,
     read_json,
     read_text,
@@ -23,6 +24,8 @@ from spalm.files import (
     write_atomically,
 )
 from spalm.maintenance import verify_directory
+from spalm.memory.memory import IDENTITY
+from spalm.neighbours.index.build import DESCRIPTION
 from spalm.settings import read_yaml
 from spalm.training.checkpoint import save_tensors
 
@@ -97,6 +100,54 @@ def test_links_out_of_a_folder_are_refused_before_anything_is_written_there(tmp_
     (folder / "inner" / "exact").symlink_to(tmp_path)
     with pytest.raises(InputError, match=r"inner/exact is a symbolic link that leads out"), only_writer(folder):
         raise AssertionError("written")
+
+
+def test_links_to_whole_stages_may_lead_elsewhere_where_that_is_allowed(tmp_path):
+    folder, stage, pictures = (tmp_path / name for name in ("foreign", "stage", "pictures"))
+    for each in (folder, stage, pictures):
+        each.mkdir()
+    for name in (MANIFEST, IDENTITY, DESCRIPTION):
+        (stage / name).touch()
+        (folder / "own").symlink_to(stage)
+        refuse_links_out_of(folder, but_for=holds_stage)
+        with pytest.raises(InputError, match="own is a symbolic link that leads out"):
+            refuse_links_out_of(folder)
+        (stage / name).unlink()
+        (folder / "own").unlink()
+    (folder / "own").symlink_to(pictures)
+    with pytest.raises(InputError, match="own is a symbolic link that leads out"):
+        refuse_links_out_of(folder, but_for=holds_stage)
+
+
+def nested(folder: Path, count: int) -> Path:
+    """A folder with folders within one another."""
+    folder.mkdir()
+    inner = folder
+    for _ in range(count):
+        inner = inner / "a"
+        inner.mkdir()
+    return folder
+
+
+def test_folders_within_one_another_without_end_are_refused_in_a_line(tmp_path):
+    with pytest.raises(InputError, match="more than 100 folders within one another"):
+        refuse_links_out_of(nested(tmp_path / "deep", 150))
+    refuse_links_out_of(nested(tmp_path / "usual", 20))
+
+
+def test_an_array_that_is_a_hole_is_not_read(tmp_path):
+    """Its manifest fits: it takes no space, and hours to read."""
+    stage, size = tmp_path / "stage", 1 << 42
+    stage.mkdir()
+    (stage / "tokens").touch()
+    os.truncate(stage / "tokens", size)
+    entry = {"bytes": size, "sha256": "0" * 64, "dtype": "|u1", "shape": [size]}
+    about = {"kind": "x", "version": 1, "settings": {}, "parents": {}, "facts": {}, "files": {"tokens": entry}}
+    (stage / MANIFEST).write_text(json.dumps(about))
+    for use in (lambda: Artifact(stage), lambda: digest_of_own_file(stage / "tokens")):
+        with pytest.raises(DamagedError, match="of which hardly any are there"):
+            use()
+    assert "of which hardly any are there" in verify_directory(stage).damaged[0]
 
 
 def test_a_folder_that_a_link_puts_elsewhere_is_not_written_to(tmp_path):

@@ -30,6 +30,7 @@ from spalm.files import (
     is_leftover,
     is_plain_name,
     read_json,
+    refuse_hole,
     refuse_links_out_of,
     remove_leftovers,
     validated,
@@ -80,6 +81,7 @@ class Artifact:
             if size != entry.bytes:
                 found = "is missing" if size is None else f"has {size:,} bytes, its manifest says {entry.bytes:,}"
                 raise DamagedError(f"{file} {found}; {again}")
+            refuse_hole(file)
 
     @property
     def identity(self) -> dict[str, Any]:

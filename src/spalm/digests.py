@@ -24,6 +24,7 @@ from spalm.files import (
     open_regular,
     read_json,
     read_text,
+    refuse_hole,
     write_atomically,
     write_json,
 )
@@ -47,10 +48,11 @@ def digest_of_file(path: Path) -> str:
 def digest_of_own_file(path: Path) -> str:
     """Returns the SHA-256 of a file of a folder that somebody else may have made.
 
-    A description longer than any that can be read is refused: it may be a hole that takes no space and hours to read.
+    A description longer than any that can be read is refused, and so is a hole that takes no space and hours to read.
     """
     if path.suffix in _DESCRIPTIONS and path.stat().st_size > MOST_TEXT:
         raise DamagedError(f"{path} has more than {MOST_TEXT:,} bytes; make {path.parent} again")
+    refuse_hole(path)
     return digest_of_file(path)
 
 

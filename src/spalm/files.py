@@ -12,7 +12,7 @@ import resource
 import secrets
 import shutil
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
@@ -29,6 +29,12 @@ _LEFTOVER = re.compile(r"(.+?)(\.[0-9a-f]{8,16})?" + re.escape(TEMPORARY))
 MOST_TEXT = 1 << 30
 """Largest number of bytes of a file that is read as a whole."""
 _LONGEST_NAME = 255
+_DEEPEST = 100
+"""Highest number of folders within one another; what we make has a handful."""
+_HOLE_BYTES, _HOLE_SHARE = 1 << 30, 64
+"""Size from which on a file is looked at for holes, and how many times larger than its space on the disk it may be."""
+_STAGES = ("manifest.json", "memory.json", "index.json")
+"""Files that make a folder a stage, a memory or an index."""
 _MANY_FILES = 1 << 20
 """Number of open files that stands for no limit."""
 
@@ -49,6 +55,16 @@ def open_regular(path: Path) -> io.BufferedReader:
         raise InputError(f"{path} is not a regular file; put a file there")
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     return os.fdopen(handle, "rb")
+
+
+def refuse_hole(path: Path) -> None:
+    """Raises an error if a file is mostly a hole: it takes no space and hours to read."""
+    found = path.stat()
+    if found.st_size < _HOLE_BYTES or _HOLE_SHARE * 512 * found.st_blocks > found.st_size:
+        return
+    with open_regular(path) as file:  # some file systems do not say how much space a file takes
+        if os.lseek(file.fileno(), 0, os.SEEK_HOLE) < found.st_size:
+            raise DamagedError(f"{path} has {found.st_size:,} bytes, of which hardly any are there; remove it")
 
 
 def read_text(path: Path, most: int = MOST_TEXT, *, remedy: str = "make it again") -> str:
@@ -176,13 +192,22 @@ def is_leftover(name: str) -> bool:
     return _LEFTOVER.fullmatch(name) is not None
 
 
-def refuse_links_out_of(folder: Path) -> None:
-    """Raises an error if a symbolic link anywhere in a folder leads out of it: what is written there is elsewhere."""
-    for path in _links_in(folder):
-        if not _is_inside(path, folder):
+def refuse_links_out_of(folder: Path, but_for: Callable[[Path], bool] = lambda _: False) -> None:
+    """Raises an error if a symbolic link anywhere in a folder leads out of it: what is written there is elsewhere.
+
+    Links for which `but_for` returns true may lead anywhere.
+    """
+    for entry in entries_below(folder):
+        path = Path(entry.path)
+        if entry.is_symlink() and not _is_inside(path, folder) and not but_for(path):
             raise InputError(
                 f"{path} is a symbolic link that leads out of {folder}; put what it leads to in its place, or remove it"
             )
+
+
+def holds_stage(folder: Path) -> bool:
+    """Returns whether a folder, which may be a link to one, is a whole stage, memory or index."""
+    return any((folder / name).is_file() for name in _STAGES)
 
 
 def _is_inside(path: Path, folder: Path) -> bool:
@@ -193,14 +218,18 @@ def _is_inside(path: Path, folder: Path) -> bool:
         return False
 
 
-def _links_in(folder: Path) -> Iterator[Path]:
-    """Yields the symbolic links in a folder and in the folders inside it."""
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            if entry.is_symlink():
-                yield Path(entry.path)
-            elif entry.is_dir(follow_symlinks=False):
-                yield from _links_in(Path(entry.path))
+def entries_below(folder: Path) -> Iterator[os.DirEntry[str]]:
+    """Yields everything in a folder and in the folders inside it, without following links; refuses endless nesting."""
+    waiting = [(str(folder), 0)]
+    while waiting:
+        inner, depth = waiting.pop()
+        if depth > _DEEPEST:
+            raise InputError(f"{folder} has more than {_DEEPEST} folders within one another; remove them")
+        with os.scandir(inner) as entries:
+            for entry in entries:
+                yield entry
+                if entry.is_dir(follow_symlinks=False):
+                    waiting.append((entry.path, depth + 1))
 
 
 def own_folder(directory: Path, *names: str) -> Path:

@@ -74,6 +74,21 @@ def test_interrupted_it_goes_on_where_it_was(server, tmp_path):
     assert server.asked == [0, 40_000]
 
 
+@pytest.mark.parametrize("name", ["corpus.zip.partial", "a.txt.partial", "b.txt.partial"])
+def test_nothing_is_written_through_a_link(server, tmp_path, name):
+    victim, folder = tmp_path / "victim", tmp_path / "corpus"
+    victim.write_text("mine")
+    folder.mkdir()
+    (folder / name).symlink_to(victim)
+    if "zip" in name:
+        with pytest.raises(InputError, match=r"corpus.zip.partial is not a regular file; remove it"):
+            download_corpus("corpus", tmp_path, official(server))
+    else:
+        download_corpus("corpus", tmp_path, official(server))
+        assert (folder / "a.txt").read_text() == "a" * 100_000
+    assert victim.read_text() == "mine"
+
+
 def test_a_wrong_digest_is_refused(server, tmp_path):
     with pytest.raises(InputError, match="has digest"):
         download_corpus("corpus", tmp_path, official(server, "0" * 64))

@@ -107,6 +107,38 @@ def test_answers_end_where_the_model_or_its_chats_end(tiny, tmp_path):
     assert PretrainedTokeniser.of_model(folder).end_tokens == {0, 7}
 
 
+HOSTILE = {
+    "config.json": [
+        *({"vocab_size": value} for value in (None, "x", {}, -1, 1 << 40, True)),
+        *({"text_config": value} for value in (3, [], None, {}, {"vocab_size": []})),
+        *({name: value} for name in ("eos_token_id", "bos_token_id") for value in ({}, "x", [[]], -1, 1 << 40)),
+    ],
+    "generation_config.json": [{"eos_token_id": {}}, {"eos_token_id": ["x"]}, []],
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_description_of_another_form_is_told_so_in_a_line(tiny, tmp_path, name):
+    folder = shutil.copytree(tiny("llama"), tmp_path / "model")
+    content = json.loads((folder / "config.json").read_text())
+    for change in HOSTILE[name]:
+        (folder / name).write_text(json.dumps({**content, **change} if change else change))
+        with pytest.raises(InputError, match=rf"{name} is damaged"):
+            PretrainedTokeniser.of_model(folder)
+    del content["vocab_size"]
+    (folder / name).write_text("{}" if name == "config.json" else "[1]")
+    with pytest.raises(InputError):
+        PretrainedTokeniser.of_model(folder)
+
+
+def test_the_language_model_of_several_is_read_and_starts_with_a_token_that_it_has(tiny, tmp_path):
+    folder = shutil.copytree(tiny("llama"), tmp_path / "model")
+    inner = {"vocab_size": 400, "bos_token_id": 400, "eos_token_id": [7, 401]}
+    (folder / "config.json").write_text(json.dumps({"vocab_size": None, "text_config": inner}))
+    found = PretrainedTokeniser.of_model(folder)
+    assert (found.size, found.start, found.end_tokens) == (400, 7, {0, 7, 401})
+
+
 @pytest.mark.parametrize("broken", ["config.json", "tokenizer.json"])
 def test_a_broken_file_is_told_so(tiny, tmp_path, broken):
     folder = shutil.copytree(tiny("llama"), tmp_path / "model")

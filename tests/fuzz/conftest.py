@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
+from support.attacked import ask
 from support.fuzzing import Commands, Tally
 
 FUZZ = "--fuzz"
@@ -44,4 +45,5 @@ def tally(request) -> Iterator[Tally]:
 @pytest.fixture
 def commands(tally, capsys, monkeypatch) -> Commands:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("spalm.server.serve", ask)
     return Commands(tally, capsys)

@@ -9,7 +9,7 @@ import pytest
 
 from spalm.digests import SUMS
 from spalm.maintenance import verify_directory
-from support.attacked import files_of, flip, flipped, replaced_by_copy, uses_of
+from support.attacked import document_of, files_of, flip, flipped, replaced_by_copy, uses_of
 from support.fuzzing import Commands, Tally
 
 PARTS = 8
@@ -42,13 +42,14 @@ def test_commands_meet_a_flipped_bit_with_a_line_or_an_answer(
 ):
     """Half of the folders have no lists of digests, as if earlier versions had made them."""
     folder = request.getfixturevalue(which)
+    name = document_of(folder)
     (tmp_path / "new.txt").write_text("ka1 lo3 mi4 .\n" * 20)
     for number in range(amount(6, 8)):
         copy = replaced_by_copy(folder, tmp_path / which)
         for path in list(copy.rglob(SUMS)) if number % 2 else []:
             path.unlink()
         path = Path(str(random.choice(np.array(files_of(copy), object))))
-        what, uses = flip(path, random, near_start=True), uses_of(copy, random)
+        what, uses = flip(path, random, near_start=True), uses_of(copy, random, name)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of figures that are not finite
             for use in random.choice(len(uses), 3, replace=False).tolist():

@@ -8,13 +8,28 @@ import numpy as np
 import pytest
 
 from spalm.memory import Memory, remember, source_of_text
-from support.attacked import replaced_by_copy, uses_of, uses_of_memory
+from support.attacked import document_of, replaced_by_copy, uses_of, uses_of_memory
 from support.fuzzing import Commands
-from support.hostile import change_catalogue, change_json, change_kind, change_text, make_digests_again
+from support.hostile import (
+    change_catalogue,
+    change_folder,
+    change_json,
+    change_kind,
+    change_text,
+    make_digests_again,
+)
 from support.stub_memory import StubEncoder, new_memory, random_texts, stream
 
 PARTS = 8
-DESCRIPTIONS = ("manifest.json", "*.yaml", "results.json", "attached.json", "tokeniser.json", "config.json", "*.names")
+DESCRIPTIONS = (
+    "manifest.json",
+    "*.yaml",
+    "results.json",
+    "attached.json",
+    "tokeni?er*.json",
+    "*config.json",
+    "*.names",
+)
 INDEX = ("index.json", "partitions.safetensors", "SHA256SUMS", "known-digests.json", "memory-choice.json", "*.jsonl")
 
 
@@ -23,11 +38,17 @@ def victim(tmp_path) -> Iterator[Path]:
     """Files beside the folder that is attacked; they stay as they are."""
     folder = tmp_path / "victim"
     folder.mkdir()
-    for name in ("file", "catalogue.sqlite", "manifest.json", "index"):
+    (folder / "below").mkdir()
+    for name in ("file", "catalogue.sqlite", "cat.png", "index", "below/list.json", "below/SHA256SUMS"):
         (folder / name).write_text("mine")
-    before = [(path, path.stat().st_mtime_ns, path.read_text()) for path in sorted(folder.iterdir())]
+
+    def found() -> list[tuple[Path, int, str]]:
+        files = sorted(path for path in folder.rglob("*") if path.is_file())
+        return [(path, path.stat().st_mtime_ns, path.read_text()) for path in files]
+
+    before = found()
     yield folder / "file"
-    assert [(path, path.stat().st_mtime_ns, path.read_text()) for path in sorted(folder.iterdir())] == before
+    assert found() == before
 
 
 def attack(path: Path, random: np.random.Generator, victim: Path) -> str:
@@ -72,13 +93,17 @@ def test_memories_that_were_made_to_harm(memory, random, amount, commands: Comma
 @pytest.mark.parametrize("which", ["run_folder", "attached_copy"])
 def test_runs_and_models_that_were_made_to_harm(which, request, random, amount, commands: Commands, victim, tmp_path):
     folder = request.getfixturevalue(which)
+    name = document_of(folder)
     (tmp_path / "new.txt").write_text("ka1 lo3 mi4 .\n" * 20)
-    for _ in range(amount(5, 8)):
+    for number in range(amount(6, 10)):
         copy = replaced_by_copy(folder, tmp_path / which)
-        path = Path(str(random.choice(np.array(described(copy), object))))
-        what = attack(path, random, victim)
-        make_digests_again(copy, path)
-        uses = [*uses_of(copy, random), ["verify", str(copy)]]
+        if number % 3 == 2:
+            what = change_folder(copy, random, victim)
+        else:
+            path = Path(str(random.choice(np.array(described(copy), object))))
+            what = attack(path, random, victim)
+            make_digests_again(copy, path)
+        uses = [*uses_of(copy, random, name), ["verify", str(copy)]]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of figures that are not finite
             for use in random.choice(len(uses), 3, replace=False).tolist():

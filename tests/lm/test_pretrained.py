@@ -11,9 +11,11 @@ import torch
 
 import spalm
 from spalm.corpus.pretrained_tokeniser import PretrainedTokeniser
+from spalm.digests import read_sums
 from spalm.errors import InputError
 from spalm.lm import BatchReader, IncrementalReader, Reading
 from spalm.lm.pretrained import PretrainedFolder, PretrainedModel, locate_pretrained
+from spalm.lm.pretrained.convert import convert_gguf
 from spalm.lm.pretrained.import_transformers import open_pretrained
 from spalm.lm.pretrained.sequences import SequenceState
 from support.tiny_models import ARCHITECTURES, with_window
@@ -294,6 +296,66 @@ def test_code_of_other_repositories_is_not_fetched(copy):
     (copy / "adapter_config.json").write_text('{"base_model_name_or_path": "somebody/else"}')
     with pytest.raises(InputError, match="holds an adapter"):
         PretrainedFolder(copy).load(CPU)
+
+
+def split_weights(folder: Path) -> Path:
+    """Saves a model's weights in two files, and returns the file that lists them."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    (folder / "model.safetensors").unlink()
+    model.save_pretrained(folder, max_shard_size="20KB")
+    return folder / "model.safetensors.index.json"
+
+
+@pytest.mark.parametrize("name", ["../model-00001-of-00002.safetensors", "sub/x.safetensors", "/etc/hostname", ""])
+def test_weights_elsewhere_are_not_read(copy, name):
+    listed = split_weights(copy)
+    PretrainedFolder(copy).load(CPU)
+    about = json.loads(listed.read_text())
+    about["weight_map"]["model.norm.weight"] = name
+    listed.write_text(json.dumps(about))
+    with pytest.raises(InputError, match="is not the name of a file in the folder"):
+        PretrainedFolder(copy).load(CPU)
+
+
+def test_the_list_of_weights_is_in_the_digest_and_earlier_digests_are_known(copy):
+    listed = split_weights(copy)
+    digest, earlier = PretrainedFolder(copy).digests()
+    assert PretrainedFolder(copy).digest() == digest != earlier
+    listed.write_text(listed.read_text() + "\n")
+    assert PretrainedFolder(copy).digests()[0] != digest
+    assert PretrainedFolder(copy).digests()[1] == earlier
+    listed.unlink()
+    assert PretrainedFolder(copy).digests() == [earlier]
+
+
+def test_a_gguf_file_is_not_converted_into_what_somebody_else_made(tmp_path, monkeypatch):
+    def convert(_: Path, folder: Path) -> None:
+        for name in ("config.json", "tokenizer.json", "model.safetensors"):
+            (folder / name).write_text("made")
+
+    monkeypatch.setattr("spalm.lm.pretrained.convert._convert", convert)
+    gguf, folder, victim = tmp_path / "x.gguf", tmp_path / "out" / "model", tmp_path / "victim"
+    gguf.write_text("one")
+    victim.write_text("mine")
+    convert_gguf(gguf, folder)
+    assert {path.name for path in folder.parent.iterdir()} == {"model"}
+    (folder / "old").write_text("of another file")
+    gguf.write_text("two")
+    convert_gguf(gguf, folder)
+    assert not (folder / "old").exists()
+    assert read_sums(folder)
+    for name in ("config.json", "tokenizer.json", "known-digests.json"):
+        (folder / name).unlink(missing_ok=True)
+        (folder / name).symlink_to(victim)
+        for content in ("two", "three"):
+            gguf.write_text(content)
+            with pytest.raises(InputError, match=rf"{name} is a symbolic link that leads out of"):
+                convert_gguf(gguf, folder)
+        (folder / name).unlink()
+    (folder / "converted.json").unlink()
+    with pytest.raises(InputError, match="holds files that were not made from a GGUF file"):
+        convert_gguf(gguf, folder)
+    assert victim.read_text() == "mine"
 
 
 def test_pickled_weights_are_not_read(copy):

@@ -4,6 +4,7 @@ import json
 import os
 import sqlite3
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -187,6 +188,30 @@ def test_pipes_and_devices_do_not_block(memory, name):
         if "shards" not in name:
             with pytest.raises(InputError):
                 Memory(memory.directory).forget(["text-1"])
+
+
+@pytest.mark.parametrize("column", ["keys", "tokens"])
+def test_shards_of_another_size_or_elsewhere_are_not_read(memory, tmp_path, monkeypatch, column):
+    """A hole takes no space, and hours to read."""
+    path = memory.shards.path(column, 1)
+    path.rename(tmp_path / "mine")
+    path.symlink_to(tmp_path / "mine")
+    with pytest.raises(InputError, match="leads out of"):
+        Memory(memory.directory).verify()
+    path.unlink()
+    (tmp_path / "mine").rename(path)
+    Memory(memory.directory).verify()
+    os.truncate(path, path.stat().st_size + 8)
+    read = []
+
+    def noting(path: Path) -> str:
+        read.append(path.name)
+        return digest_of_file(path)
+
+    monkeypatch.setattr("spalm.memory.verification.digest_of_own_file", noting)
+    with pytest.raises(InputError, match=f"{path.name} is damaged"):
+        Memory(memory.directory).verify()
+    assert path.name not in read
 
 
 @pytest.mark.parametrize("token", [-1, 50, 1 << 30])

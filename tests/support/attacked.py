@@ -4,8 +4,13 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from fastapi import FastAPI
+from starlette.testclient import TestClient
+
+from spalm.memory import Memory
 
 PROMPT = "ka1 lo3 mi4"
 ANALYSES = ("outputs", "gates", "matches", "significance", "ablation", "curves")
@@ -41,8 +46,13 @@ def replaced_by_copy(folder: Path, copy: Path) -> Path:
     return shutil.copytree(folder, copy, symlinks=True)
 
 
-def uses_of(folder: Path, random: np.random.Generator) -> list[list[str]]:
-    """Returns commands that read, and some that change, a run or an attached model."""
+def document_of(folder: Path) -> str:
+    """Returns the name of a document that a run or an attached model remembers."""
+    return Memory(folder / "memory").entries().live_documents.names[0]
+
+
+def uses_of(folder: Path, random: np.random.Generator, name: str) -> list[list[str]]:
+    """Returns commands that read, and some that change, a run or an attached model with a document of this name."""
     where = str(folder)
     common = [
         ["generate", where, PROMPT, "--max-tokens", "2", "--cite"],
@@ -51,13 +61,34 @@ def uses_of(folder: Path, random: np.random.Generator) -> list[list[str]]:
         ["show", f"{where}/memory", "--documents"],
         ["show", f"{where}/memory"],
         ["forget", where, "nothing of this name"],
+        ["forget", where, name],
+        ["forget", where, name, "--receipt"],
         ["compact", where],
+        ["serve", where, "--port", "0"],
         ["index", where, "--out", f"{where}/index-2"],
     ]
     if (folder / "results.json").exists():
         stage = str(random.choice(sorted(str(path.parent) for path in folder.rglob("manifest.json"))))
-        return [*common, ["study", where, str(random.choice(ANALYSES))], ["show", stage]]
-    return [*common, ["remember", where, "--text", f"{where}/../new.txt"], ["score", where, f"{where}/../new.txt"]]
+        return [*common, ["study", where, str(random.choice(ANALYSES))], ["report", where], ["show", stage]]
+    new = f"{where}/../new.txt"
+    attach = ["attach", f"{where}/model", new, "--out", f"{where}/../made", "--memory", "exact", "--restart"]
+    return [*common, ["remember", where, "--text", new], ["score", where, new], attach]
+
+
+def ask(app: FastAPI, *_: Any, **__: Any) -> None:
+    """Takes the place of a server: it is asked a few things, and then ends. Errors of kind 500 are raised."""
+    message = {"role": "user", "content": PROMPT}
+    client = TestClient(app, base_url="http://127.0.0.1")
+    for path, body in (
+        ("/v1/completions", {"prompt": PROMPT, "max_tokens": 2, "cite": True}),
+        ("/v1/chat/completions", {"messages": [message], "max_tokens": 2}),
+        ("/api/generate", {"model": app.title, "prompt": PROMPT, "stream": False, "options": {"num_predict": 2}}),
+        ("/explain", {"text": PROMPT}),
+    ):
+        assert client.post(path, json=body).status_code < 500, path
+    for path in ("/health", "/metrics", "/v1/models", "/memory/documents", "/api/documents"):
+        assert client.get(path).status_code < 500, path
+    app.state.queue.stop()
 
 
 def uses_of_memory(folder: Path) -> list[list[str]]:

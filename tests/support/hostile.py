@@ -6,6 +6,7 @@ Whoever makes such a file makes its digests too, so they are made again after ea
 import copy
 import json
 import os
+import shutil
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from spalm.digests import SUMS, digest_of_file, digest_of_json, read_sums, write_sums
+from spalm.lm.pretrained import PretrainedFolder
 from spalm.memory.memory import IDENTITY
 
 DEEP = json.loads("[" * 60 + "]" * 60)
@@ -118,6 +120,23 @@ def change_kind(path: Path, random: np.random.Generator, victim: Path) -> str:
     return f"{what} instead of {path.name}"
 
 
+def change_folder(folder: Path, random: np.random.Generator, victim: Path) -> str:
+    """Puts a link in the place of a folder, or folders within one another without end; returns what was done."""
+    inner = sorted(path for path in folder.rglob("*") if path.is_dir() and not path.is_symlink())
+    new = [folder / name for name in ("study", "report", "study/test", "index-2", "receipts", "notes")]
+    path = [*inner, *new][int(random.integers(len(inner) + len(new)))]
+    shutil.rmtree(path, ignore_errors=True)
+    path.parent.mkdir(exist_ok=True)
+    what = str(random.choice(["elsewhere", "everything", "itself", "deep"]))
+    if what == "deep":
+        for _ in range(400):
+            path.mkdir()
+            path = path / "a"
+    else:
+        path.symlink_to({"elsewhere": victim.parent, "everything": Path("/"), "itself": path}[what])
+    return f"{what} instead of the folder {path.relative_to(folder).parts[0]}"
+
+
 def change_catalogue(path: Path, random: np.random.Generator) -> str:
     """Runs a statement on a catalogue, or changes bytes of its pages; returns what was done."""
     if random.integers(4) == 0:
@@ -160,6 +179,8 @@ def make_digests_again(folder: Path, path: Path) -> None:
         return
     if path.name == "catalogue.sqlite":
         path.with_name("catalogue.sha256").write_text(digest_of_file(path) + "\n")
+    if path.parent == folder / "model":
+        _name_base(folder)
     if path.name == IDENTITY:
         _seal(path, lambda value: [value["format"], value["identity"], value["files"]])
     if path.name == "shards.json":
@@ -175,6 +196,15 @@ def make_digests_again(folder: Path, path: Path) -> None:
             return
         outer.write_text(json.dumps(value))
         _seal(outer, lambda value: value["shards"])
+
+
+def _name_base(folder: Path) -> None:
+    """Writes the digest of the base model in a folder where that is named."""
+    path = folder / "attached.json"
+    about = json.loads(path.read_text()) | {"digest": PretrainedFolder(folder / "model").digest()}
+    path.write_text(json.dumps(about))
+    if (folder / SUMS).exists():
+        write_sums(folder, {**(read_sums(folder) or {}), path.name: digest_of_file(path)})
 
 
 def _seal(path: Path, digested: Callable[[Any], Any]) -> None:

@@ -17,6 +17,8 @@ from spalm.attachment.attached import (
     MIXTURE_FILE,
     POLICY_FILE,
     Attached,
+    is_attached,
+    read_description,
 )
 from spalm.attachment.base import PretrainedBase
 from spalm.attachment.fitting.examples import ExampleSets, LearnedText
@@ -55,7 +57,9 @@ def attach(model: str, texts: list[Path], directory: Path, settings: AttachSetti
     directory.mkdir(parents=True, exist_ok=True)
     folder = _locate(model, directory)
     execution.engine.refuse_unless_visible(folder.path / "config.json")
-    digest = folder.digest(KnownDigests(directory / KNOWN).of)
+    digest, *earlier = folder.digests(KnownDigests(directory / KNOWN).of)
+    begun = read_description(directory)[1] if is_attached(directory) else None
+    digest = begun if begun in earlier else digest
     base = PretrainedBase(folder, digest, execution.hardware, settings.context, settings.stride)
     corpus = build_corpus(_corpus_settings(settings, texts, folder), directory / "corpus", restart=execution.restart)
     settings = choose_memory(settings, base, corpus, directory)

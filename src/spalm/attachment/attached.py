@@ -123,7 +123,7 @@ class Attached:
             raise InputError(
                 f"{folder.path}, the model of {self.directory}{revision}, is gone; put it back, or attach again"
             )
-        if folder.digest(KnownDigests(self.directory / KNOWN).of) != description.digest:
+        if description.digest not in folder.digests(KnownDigests(self.directory / KNOWN).of):
             raise InputError(
                 f"{folder.path} is not the model that {self.directory} was made with: its files have changed, and keys "
                 "of another model cannot be compared; put it back, or attach again"

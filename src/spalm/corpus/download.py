@@ -1,5 +1,6 @@
 """Downloads of official corpora: resumed when interrupted, checked by digest, unpacked."""
 
+import os
 import shutil
 import urllib.error
 import urllib.request
@@ -10,6 +11,7 @@ from pathlib import Path
 from spalm.console import bar, say
 from spalm.digests import digest_of_file
 from spalm.errors import InputError
+from spalm.files import replacing
 
 
 @dataclass(frozen=True)
@@ -69,10 +71,8 @@ def download_corpus(name: str, folder: Path, official: OfficialArchive | None = 
         for member in opened.namelist():
             file = member.rsplit("/", 1)[-1]
             if file in official.holds:
-                partial = target / f"{file}.partial"
-                with opened.open(member) as source, partial.open("wb") as sink:
+                with opened.open(member) as source, replacing(target / file) as path, path.open("wb") as sink:
                     shutil.copyfileobj(source, sink)
-                partial.replace(target / file)
     archive.unlink()
     return target
 
@@ -80,6 +80,8 @@ def download_corpus(name: str, folder: Path, official: OfficialArchive | None = 
 def _fetch(official: OfficialArchive, archive: Path) -> None:
     """Downloads an archive, going on from an interrupted download, and checks its digest."""
     partial = archive.with_name(archive.name + ".partial")
+    if partial.is_symlink() or (partial.exists() and not partial.is_file()):
+        raise InputError(f"{partial} is not a regular file; remove it")
     have = partial.stat().st_size if partial.exists() else 0
     request = urllib.request.Request(official.url, headers={"Range": f"bytes={have}-"} if have else {})
     try:
@@ -88,7 +90,7 @@ def _fetch(official: OfficialArchive, archive: Path) -> None:
             rest = int(reply.headers.get("Content-Length", 0))
             have = have if resumed else 0
             with (
-                partial.open("ab" if resumed else "wb") as sink,
+                open(partial, "ab" if resumed else "wb", opener=_without_links) as sink,
                 bar(archive.name, have + rest or None, have) as progress,
             ):
                 while block := reply.read(1 << 20):
@@ -111,6 +113,11 @@ def _fetch(official: OfficialArchive, archive: Path) -> None:
         partial.unlink()
         raise
     partial.replace(archive)
+
+
+def _without_links(path: str, flags: int) -> int:
+    """Opens a file, unless it is a symbolic link."""
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
 
 
 def _refuse_changed(path: Path, official: OfficialArchive, remedy: str) -> None:

@@ -4,17 +4,44 @@ import json
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from pydantic import BaseModel, Field
 from tokenizers import Tokenizer
 
 from spalm.corpus.display import BYTE_LEVEL_ALPHABET, spell_byte_level, spell_bytes
 from spalm.errors import InputError
-from spalm.files import read_json
+from spalm.files import read_json, validated
+from spalm.manifest import Size
 
+_ANEW = "save the model anew"
+"""Remedy of a damaged file."""
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 """Form of a token that stands for a single byte."""
+
+
+_Token = Annotated[int, Field(ge=0, lt=1 << 31, strict=True)]
+_Tokens = _Token | Annotated[list[_Token], Field(max_length=1000)] | None
+
+
+class _Generation(BaseModel):
+    """What `generation_config.json` says of tokens."""
+
+    eos_token_id: _Tokens = None
+
+
+class _TextConfig(_Generation):
+    """What the configuration of a language model says of tokens."""
+
+    vocab_size: Size
+    bos_token_id: _Tokens = None
+
+
+class _Config(BaseModel):
+    """The form of `config.json` where it describes a language model and others, such as one that sees."""
+
+    text_config: _TextConfig
 
 
 class PretrainedTokeniser:
@@ -42,19 +69,19 @@ class PretrainedTokeniser:
         Its `size` is that of the model's output layer, which is often larger than the tokeniser's vocabulary.
         """
         try:
-            config = read_json(folder / "config.json", dict)
+            config = _read_config(folder / "config.json")
             tokeniser = Tokenizer.from_file(str(folder / "tokenizer.json"))
         except Exception as error:  # tokenizers raises nothing narrower
             raise InputError(f"{folder} has no config.json and tokenizer.json that can be read ({error})") from None
         tokeniser.no_truncation()
         tokeniser.no_padding()
-        config = config.get("text_config", config)
-        begins, ends = (_as_list(config.get(name)) for name in ("bos_token_id", "eos_token_id"))
-        start = next(iter([*begins, *ends]), 0)
+        size = max(config.vocab_size, tokeniser.get_vocab_size())
+        begins, ends = _as_list(config.bos_token_id), _as_list(config.eos_token_id)
+        start = next((id for id in [*begins, *ends] if id < size), 0)
         # Chat models may end answers with other tokens.
         if (generating := folder / "generation_config.json").is_file():
-            ends += _as_list(read_json(generating, dict).get("eos_token_id"))
-        return cls(tokeniser, max(int(config["vocab_size"]), tokeniser.get_vocab_size()), start, ends)
+            ends = ends + _as_list(read_json(generating, _Generation, remedy=_ANEW).eos_token_id)
+        return cls(tokeniser, size, start, ends)
 
     def encode(self, pieces: Sequence[bytes]) -> list[np.ndarray]:
         """Returns the ids of each piece of text, without special tokens."""
@@ -97,6 +124,14 @@ class PretrainedTokeniser:
         """Returns the tokeniser whose `to_json` gave `content`."""
         tokeniser = Tokenizer.from_str(json.dumps(content["tokeniser"]))
         return cls(tokeniser, content["size"], content["start"], content["ends"])
+
+
+def _read_config(path: Path) -> _TextConfig:
+    """Reads the configuration of a model, or of the language model in it."""
+    content = read_json(path, dict, remedy=_ANEW)
+    if "text_config" in content:
+        return validated(content, _Config, path, remedy=_ANEW).text_config
+    return validated(content, _TextConfig, path, remedy=_ANEW)
 
 
 def _as_list(ids: int | list[int] | None) -> list[int]:

@@ -7,10 +7,10 @@ from pathlib import Path
 from spalm.artifact import MANIFEST, Artifact
 from spalm.corpus import Corpus
 from spalm.corpus.tokens import CORPUS_KIND
+from spalm.files import holds_stage
 from spalm.generation.trace import MEMORY_FOLDER, folder_around
 from spalm.memory import Memory, is_memory
 from spalm.memory.memory import IDENTITY
-from spalm.neighbours.index.build import DESCRIPTION
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Place:
             if folder.resolve() not in found:
                 found[folder.resolve()] = folder
                 inner = [path for path in folder.iterdir() if path.is_dir()]
-                waiting += sorted((path for path in inner if not path.is_symlink() or _is_stage(path)), reverse=True)
+                waiting += sorted((path for path in inner if not path.is_symlink() or holds_stage(path)), reverse=True)
         return [*found.values()]
 
     def files(self) -> list[Path]:
@@ -80,8 +80,3 @@ class Place:
     def other_memories(self) -> list[Memory]:
         """Returns other memories in the directory, such as one that was set aside."""
         return [Memory(folder) for folder in self.stages(IDENTITY)]
-
-
-def _is_stage(folder: Path) -> bool:
-    """Returns whether a folder is a whole stage, memory or index."""
-    return any((folder / name).is_file() for name in (MANIFEST, IDENTITY, DESCRIPTION))

@@ -14,6 +14,7 @@ from spalm.artifact import ERASING, finish_erasure, only_writer
 from spalm.corpus import SPLITS, Corpus, Split
 from spalm.digests import SUMS
 from spalm.errors import InputError
+from spalm.files import holds_stage, refuse_links_out_of
 from spalm.generation.hugging_face import export_for_transformers
 from spalm.maintenance.erasure import erase_documents, erase_ids, erase_rows
 from spalm.maintenance.place import Place, Removed
@@ -65,6 +66,7 @@ def _rows(entries: Entries, first: int, count: int) -> tuple[int, int]:
 def remove_forgotten(directory: Path) -> tuple[list[Removed], int]:
     """Removes all that forgotten documents left in a directory; returns what was removed, and the bytes freed."""
     place = Place.of(directory)
+    refuse_links_out_of(place.root, but_for=holds_stage)
     for folder in place.stages(ERASING):
         finish_erasure(folder)
     removed: list[Removed] = []
@@ -132,6 +134,8 @@ def _remove_drawn(place: Place) -> list[Removed]:
     """Removes the files of analyses and of the report: they show pieces of text, and can be made again."""
     removed = []
     for folder in (place.root / "study", place.root / "report"):
+        if folder.is_symlink():  # to a stage, which is not drawn
+            continue
         files = [path for path in sorted(folder.rglob("*")) if path.suffix in _DRAWN or path.name == SUMS]
         for path in files:
             path.unlink()

@@ -10,7 +10,7 @@ from spalm.attachment import ATTACHED_FILE
 from spalm.attachment.attached import read_description
 from spalm.digests import KNOWN, SUMS, KnownDigests, digest_of_own_file, read_sums
 from spalm.errors import DamagedError, InputError
-from spalm.files import child
+from spalm.files import child, entries_below, holds_stage
 from spalm.lm.pretrained import PretrainedFolder
 from spalm.memory import Memory, is_memory
 from spalm.memory.catalogue import Catalogue
@@ -70,13 +70,20 @@ class _Verifier:
         """Folders that were verified: links may lead to them again."""
 
     def verified(self, folder: Path) -> Verification:
-        """Verifies a folder and those inside it."""
-        if folder.resolve() in self._seen:
-            return self._found
-        self._seen.add(folder.resolve())
+        """Verifies a folder and those inside it. Of the links in them, only those to whole stages are followed."""
+        waiting = [folder]
+        while waiting:
+            inner = waiting.pop()
+            if inner.resolve() not in self._seen:
+                self._seen.add(inner.resolve())
+                waiting += reversed(self._folder(inner))
+        return self._found
+
+    def _folder(self, folder: Path) -> list[Path]:
+        """Verifies the files of a folder; returns the folders in it that are to be verified too."""
         if is_memory(folder):
             self._memory(folder)
-            return self._found
+            return []
         # Without shards nothing is lost: making the memory was interrupted, and begins anew.
         if any((folder / name).exists() for name in Catalogue.FILES) and any(folder.glob("shards/*")):
             self._found.damaged.append(f"{folder / IDENTITY} is missing; restore {folder} from a copy")
@@ -84,12 +91,13 @@ class _Verifier:
         if (folder / ATTACHED_FILE).exists():
             with self._noted():
                 self._base(folder)
+        inner = []
         for path in sorted(folder.iterdir()):
-            if path.is_dir():
-                self.verified(path)
+            if path.is_dir() and (not path.is_symlink() or holds_stage(path)):
+                inner.append(path)
             elif path.name not in checked:
                 self._found.unchecked.append(path)
-        return self._found
+        return inner
 
     @contextmanager
     def _noted(self) -> Iterator[None]:
@@ -105,8 +113,8 @@ class _Verifier:
             memory = Memory(folder)
             memory.verify()
             own = memory.own_files()
-            for path in sorted(folder.rglob("*")):
-                if path.is_file() and path not in own:
+            for path in sorted(Path(entry.path) for entry in entries_below(folder)):
+                if (path.is_file() or path.is_symlink()) and path not in own:
                     self._found.unchecked.append(path)
             self._found.checked += len(own)
 
@@ -142,6 +150,6 @@ class _Verifier:
         path, digest = read_description(folder)
         if not path.is_dir():
             raise DamagedError(f"{path}, the model of {folder}, is gone; put it back, or attach again")
-        if PretrainedFolder(path).digest() != digest:
+        if digest not in PretrainedFolder(path).digests(digest_of_own_file):
             raise DamagedError(f"{path}, the model of {folder}, is damaged or another one; put it back")
         self._found.checked += 1

@@ -29,7 +29,17 @@ from torch import Tensor
 from spalm.artifact import only_writer
 from spalm.digests import digest_of_json
 from spalm.errors import DamagedError, InputError
-from spalm.files import as_json, child, read_json, read_text, remove_leftovers, validated, write_atomically, write_json
+from spalm.files import (
+    as_json,
+    child,
+    entries_below,
+    read_json,
+    read_text,
+    remove_leftovers,
+    validated,
+    write_atomically,
+    write_json,
+)
 from spalm.manifest import Digest, Size
 from spalm.memory.catalogue import Catalogue, record_version
 from spalm.memory.compaction import rewrite_shards
@@ -307,7 +317,7 @@ class Memory:
 
     def _bytes(self) -> int:
         """Returns the size of all files of the memory."""
-        return sum(path.stat().st_size for path in self.directory.rglob("*") if path.is_file())
+        return sum(entry.stat().st_size for entry in entries_below(self.directory) if entry.is_file())
 
 
 def to_half_precision(vectors: Float[Tensor, "n width"]) -> Float[np.ndarray, "n width"]:

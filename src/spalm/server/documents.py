@@ -6,13 +6,14 @@ A name may be any text; no file path is ever made from one. A change is on disk 
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from starlette.convertors import StringConvertor, register_url_convertor
 
 from spalm.choices import LARGEST
 from spalm.generation import Model
 from spalm.server.errors import RequestRefused
 from spalm.server.http import JsonRoute
+from spalm.server.http.fields import ClosedForm
 from spalm.server.limits import Limits
 from spalm.server.queue import RequestQueue
 
@@ -29,10 +30,9 @@ class _AnyText(StringConvertor):
 register_url_convertor("anything", _AnyText())
 
 
-class DocumentRequest(BaseModel):
+class DocumentRequest(ClosedForm):
     """A document to be added."""
 
-    model_config = ConfigDict(extra="forbid")
     name: str = Field(min_length=1, max_length=1000)
     text: str
 

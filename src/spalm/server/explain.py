@@ -4,19 +4,18 @@ from dataclasses import asdict
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from spalm.generation import Model
 from spalm.generation.inspection import explain_position, explain_tokens
 from spalm.server.http import JsonRoute
-from spalm.server.http.fields import Items, NonNegative
+from spalm.server.http.fields import ClosedForm, Items, NonNegative
 from spalm.server.queue import RequestQueue
 
 
-class ExplainRequest(BaseModel):
+class ExplainRequest(ClosedForm):
     """A text, which may also be called `prompt`, and the positions whose neighbours are wanted."""
 
-    model_config = ConfigDict(extra="forbid")
     text: str | None = None
     prompt: str | None = None
     position: NonNegative | Annotated[Items[NonNegative], Field(max_length=100)] = []

@@ -18,7 +18,7 @@ from spalm.artifact import MANIFEST, PREVIOUS, Artifact
 from spalm.console import bar
 from spalm.corpus import token_in_text, visible_token
 from spalm.digests import updating_sums
-from spalm.files import own_folder, write_atomically
+from spalm.files import entries_below, own_folder, write_atomically
 from spalm.runs import REFERENCE_ROW, FinishedRun, RowName
 from spalm.runs.passage import retrieved_tokens
 from spalm.study.analysis import Analysis, AnalysisRequest, format_cell
@@ -169,7 +169,7 @@ def _colour(gain: float) -> str:
 def _digests(run: FinishedRun) -> list[tuple[str, str, str]]:
     """Returns the folder, kind and digest of every stage of the run."""
     found = []
-    for path in sorted(run.directory.rglob(MANIFEST)):
+    for path in sorted(Path(entry.path) for entry in entries_below(run.directory) if entry.name == MANIFEST):
         name = str(path.parent.relative_to(run.directory))
         if PREVIOUS not in name:
             stage = Artifact(path.parent)

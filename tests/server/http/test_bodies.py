@@ -10,9 +10,10 @@ import pytest
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
-from pydantic import BaseModel, TypeAdapter
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from spalm.server.documents import DocumentRequest
+from spalm.server.explorer.protocol import PassageRequest
 from spalm.server.http import JsonRoute, bodies
 from spalm.server.http.bodies import MOST_VALUES, checked
 from support.servers import client_of, server_of
@@ -82,6 +83,24 @@ def test_wrong_lists_do_not_stop_the_server(app, item):
             assert found.status_code in (400, 422), (path, item, found.text)
             assert len(found.content) < 500
     assert time.process_time() - begun < BLOCKING_SECONDS * 6
+
+
+def test_an_error_names_the_first_of_many_unknown_fields(app):
+    client, begun = client_of(app), time.process_time()
+    surplus = {f"field-{number}": 1 for number in range(MOST_VALUES // 2)}
+    for path, body in (
+        ("/memory/documents", {"name": "x", "text": "y"}),
+        ("/explain", {"text": "y"}),
+        ("/api/passage", {"text": "y"}),
+        ("/api/token", {"text": "y", "position": 0}),
+    ):
+        found = client.post(path, content=json.dumps(body | surplus).encode(), headers=JSON)
+        assert found.status_code in (400, 422), (path, found.text)
+        assert "field-0" in found.text
+    with pytest.raises(ValidationError) as caught:
+        PassageRequest.model_validate({"place": {"split": "dev", "document": 0, **surplus}, **surplus})
+    assert caught.value.error_count() == 2
+    assert time.process_time() - begun < BLOCKING_SECONDS * 4
 
 
 def test_values_are_counted_before_they_are_parsed():

@@ -17,7 +17,16 @@ from spalm.attachment.attached import base_folder
 from spalm.corpus.to_tokenizers import to_fast_tokenizer
 from spalm.digests import KNOWN, sum_up, updating_sums
 from spalm.errors import InputError
-from spalm.files import TEMPORARY, read_json, remove_leftovers, temporary_beside, write_atomically, write_json
+from spalm.files import (
+    TEMPORARY,
+    holds_stage,
+    read_json,
+    refuse_links_out_of,
+    remove_leftovers,
+    temporary_beside,
+    write_atomically,
+    write_json,
+)
 from spalm.runs import RESULTS, FinishedRun
 
 CONFIG = "config.json"
@@ -80,6 +89,7 @@ def copy_model(source: Path, target: Path, changes: dict[str, Any]) -> None:
     there, here = (folder / "corpus" for folder in (wanted, whole))
     if wanted.is_file() or ((there / MANIFEST).exists() and Artifact(there).digest != Artifact(here).digest):
         raise InputError(f"{target} is a file, or holds another model; give another folder")
+    refuse_links_out_of(whole, but_for=holds_stage)  # the copy has what they lead to
     remove_leftovers(wanted.parent, wanted.name)
     half = temporary_beside(wanted)
     with only_writer(whole / "memory"):  # the memory must not change while it is copied

@@ -1,5 +1,6 @@
 """Conversion of GGUF files into the folder format of transformers."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,15 @@ from pydantic import BaseModel
 
 from spalm.digests import KNOWN, SUMS, KnownDigests, digest_of_file, digest_of_text, write_sums
 from spalm.errors import InputError, first_line
-from spalm.files import allow_as_umask_says, as_json, read_json, write_atomically
+from spalm.files import (
+    allow_as_umask_says,
+    as_json,
+    read_json,
+    refuse_links_out_of,
+    remove_leftovers,
+    temporary_beside,
+    write_atomically,
+)
 from spalm.lm.pretrained.import_transformers import import_transformers, open_pretrained
 from spalm.manifest import Count, Digest
 
@@ -28,12 +37,16 @@ class _Source(BaseModel):
 
 
 def convert_gguf(gguf: Path, folder: Path) -> None:
-    """Converts a GGUF file to a folder with config.json, safetensors and tokenizer.json, unless that is done."""
+    """Converts a GGUF file to a folder with config.json, safetensors and tokenizer.json, unless that is done.
+
+    The folder is made beside its place: nothing is written into one that somebody else may have made.
+    """
     if not gguf.is_file():
         raise InputError(f"{gguf} does not exist; give the path of a GGUF file")
     if folder.is_symlink():
         raise InputError(f"{folder} is a symbolic link; remove it")
-    done = folder / _SOURCE
+    if folder.exists():
+        refuse_links_out_of(folder)
     place = {"path": str(gguf.resolve()), "bytes": gguf.stat().st_size}
     source = {"file": gguf.name, "sha256": digest_of_file(gguf), **place}
     known = _read(folder)
@@ -41,10 +54,28 @@ def convert_gguf(gguf: Path, folder: Path) -> None:
         if known != source:  # it was moved, or an earlier version did not note where it lies
             _finish(folder, source)
         return
+    if not known and folder.exists() and any(folder.iterdir()):
+        raise InputError(
+            f"{folder} holds files that were not made from a GGUF file; remove it, or choose another --out"
+        )
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    remove_leftovers(folder.parent, folder.name)
+    half = temporary_beside(folder)
+    half.mkdir()
+    try:
+        _convert(gguf, half)
+        _finish(half, source)
+        if folder.exists():
+            shutil.rmtree(folder)  # of another GGUF file
+        half.rename(folder)
+    except BaseException:
+        shutil.rmtree(half, ignore_errors=True)
+        raise
+
+
+def _convert(gguf: Path, folder: Path) -> None:
+    """Writes the tokeniser and the model of a GGUF file to a folder in the format of transformers."""
     transformers = import_transformers()
-    folder.mkdir(parents=True, exist_ok=True)
-    for old in (done, *folder.glob("*.safetensors*")):  # from another GGUF file, or half-written
-        old.unlink(missing_ok=True)
     try:
         tokenizer = open_pretrained("AutoTokenizer", gguf.parent, gguf_file=gguf.name)
         tokenizer.save_pretrained(folder)
@@ -63,7 +94,6 @@ def convert_gguf(gguf: Path, folder: Path) -> None:
     plain.tie_weights()
     plain.save_pretrained(folder)
     allow_as_umask_says(folder.glob("*.safetensors"))
-    _finish(folder, source)
 
 
 def original_gguf(folder: Path) -> Path | None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from pydantic import BaseModel
 from safetensors import SafetensorError
 
 from spalm.digests import digest_of_file, digest_of_json
@@ -15,12 +16,21 @@ from spalm.lm.pretrained.batched import read_together_if_possible
 from spalm.lm.pretrained.convert import convert_gguf, original_gguf
 from spalm.lm.pretrained.import_transformers import import_transformers, open_pretrained
 from spalm.lm.pretrained.model import PretrainedModel
+from spalm.manifest import PlainName
 from spalm.paths import user_path
 
 _DIGESTED = ("*.safetensors", "config.json", "tokenizer.json")
 """Patterns of the files on which hidden states depend."""
+_WEIGHT_INDEX = "model.safetensors.index.json"
+"""File that says in which file each tensor is, where there are several."""
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 """Name of a folder of the hub's cache that holds one commit of a repository."""
+
+
+class _WeightIndex(BaseModel):
+    """The form of that file."""
+
+    weight_map: dict[str, PlainName]
 
 
 @dataclass(frozen=True)
@@ -37,8 +47,16 @@ class PretrainedFolder:
 
         `digest_of` returns the digest of a file; with `KnownDigests.of`, files are only read if they changed.
         """
-        files = sorted(path for pattern in _DIGESTED for path in self.path.glob(pattern))
-        return digest_of_json([(path.name, digest_of(path)) for path in files])
+        return self.digests(digest_of)[0]
+
+    def digests(self, digest_of: Callable[[Path], str] = digest_of_file) -> list[str]:
+        """Returns `digest` and, where it differs, what it was in versions that left out the list of weights."""
+        known = {path.name: digest_of(path) for pattern in _DIGESTED for path in self.path.glob(pattern)}
+        earlier = digest_of_json(sorted(known.items()))
+        if not (self.path / _WEIGHT_INDEX).is_file():
+            return [earlier]
+        whole = {**known, _WEIGHT_INDEX: digest_of(self.path / _WEIGHT_INDEX)}
+        return [digest_of_json(sorted(whole.items())), earlier]
 
     @property
     def gguf(self) -> Path | None:
@@ -61,11 +79,13 @@ class PretrainedFolder:
         return read_together_if_possible(PretrainedModel(model.to(device), str(self.path)))
 
     def _refuse_foreign_code(self) -> None:
-        """Refuses a model whose configuration would have other repositories fetched, or code of theirs run."""
+        """Refuses a model that would have other repositories fetched, code of theirs run, or files elsewhere read."""
         config = read_json(self.path / "config.json", dict, remedy="save the model anew")
         attention = config.get("attn_implementation", config.get("_attn_implementation"))
         if isinstance(attention, str) and "/" in attention:
             raise InputError(f"{self.path}: config.json asks for the code {attention!r}, which is not run; remove that")
+        if (self.path / _WEIGHT_INDEX).exists():
+            read_json(self.path / _WEIGHT_INDEX, _WeightIndex, remedy="save the model anew")
         if (self.path / "adapter_config.json").exists():
             raise InputError(f"{self.path} holds an adapter of another model; merge the two, and give the result")
 

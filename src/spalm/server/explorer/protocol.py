@@ -2,28 +2,26 @@
 
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from spalm.errors import InputError
 from spalm.generation.inspection import LONGEST_PASSAGE, CorpusPassage, Passage, Switches
 from spalm.runs import HeldOut
-from spalm.server.http.fields import Integer, Items, NonNegative
+from spalm.server.http.fields import ClosedForm, Integer, Items, NonNegative
 
 
-class CorpusPlace(BaseModel):
+class CorpusPlace(ClosedForm):
     """A passage of the corpus."""
 
-    model_config = ConfigDict(extra="forbid")
     split: HeldOut
     document: NonNegative
     offset: NonNegative = 0
     length: int = Field(default=400, gt=0, le=LONGEST_PASSAGE)
 
 
-class PassageRequest(BaseModel):
+class PassageRequest(ClosedForm):
     """A passage, either `text` or `place`, and what is switched off in the memory."""
 
-    model_config = ConfigDict(extra="forbid")
     text: str | None = None
     place: CorpusPlace | None = None
     entries_off: Annotated[Items[Integer], Field(max_length=100_000)] = []

@@ -1,27 +1,32 @@
 """Conversations as prompts: the chat template of a pretrained model."""
 
-from functools import cached_property
 from pathlib import Path
-from typing import Any
-
-from jinja2 import TemplateError
 
 from spalm.corpus import Tokeniser
-from spalm.errors import InputError
+from spalm.errors import InputError, first_line
 from spalm.lm.pretrained.import_transformers import open_pretrained
 from spalm.server.answers import TokenisedPrompt
 from spalm.server.openai.protocol import ChatMessage
 
+_AGAIN = "restore its tokeniser files from a copy, or attach again"
+"""Remedy of a damaged tokeniser."""
+
 
 class ChatTemplate:
-    """The chat template of the tokeniser in a folder, loaded when it is first used."""
+    """The chat template of the tokeniser in a folder."""
 
     def __init__(self, folder: Path):
         self._folder = folder
-
-    @cached_property
-    def _tokeniser(self) -> Any:
-        return open_pretrained("AutoTokenizer", self._folder)
+        try:
+            self._tokeniser = open_pretrained("AutoTokenizer", folder)
+        except InputError:
+            raise
+        except Exception as error:  # a damaged file can raise anything
+            raise InputError(f"the tokeniser of {folder} cannot be opened ({first_line(error)}); {_AGAIN}") from None
+        found = self._tokeniser.chat_template
+        given = found.values() if isinstance(found, dict) else [] if found is None else [found]
+        if not all(isinstance(template, str) for template in given):
+            raise InputError(f"the chat template of {folder} is not a text; {_AGAIN}")
 
     @property
     def exists(self) -> bool:
@@ -35,7 +40,7 @@ class ChatTemplate:
         given = [{"role": message.role, "content": message.text} for message in messages]
         try:
             text = self._tokeniser.apply_chat_template(given, tokenize=False, add_generation_prompt=True)
-        except TemplateError as error:
-            raise InputError(f"messages: the model's chat template refuses them ({error})") from None
+        except Exception as error:  # a template is a program, and not ours
+            raise InputError(f"messages: the model's chat template refuses them ({first_line(error)})") from None
         tokens = tokeniser.encode([text.encode()])[0].tolist() or [tokeniser.start]
         return TokenisedPrompt(tokens)
