@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from pydantic import BaseModel
 
+from spalm.console import say
 from spalm.digests import KNOWN, SUMS, KnownDigests, digest_of_file, digest_of_text, write_sums
 from spalm.errors import InputError, first_line
 from spalm.files import allow_as_umask_says, as_json, read_json, write_atomically
@@ -42,6 +43,7 @@ def convert_gguf(gguf: Path, folder: Path) -> None:
             _finish(folder, source)
         return
     transformers = import_transformers()
+    say(f"{gguf.name} is converted to float32, up to eight times its {gguf.stat().st_size / 1e6:,.0f} MB of disk")
     folder.mkdir(parents=True, exist_ok=True)
     for old in (done, *folder.glob("*.safetensors*")):  # from another GGUF file, or half-written
         old.unlink(missing_ok=True)
