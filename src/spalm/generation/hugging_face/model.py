@@ -143,7 +143,8 @@ class SpalmForCausalLM(PreTrainedModel, GenerationMixin):
         config.model = options.get("model") or config.model
         device_map = options.get("device_map")
         whole = next(iter(device_map.values())) if isinstance(device_map, dict) else device_map
-        precision = {torch.float32: "float32", torch.bfloat16: "bfloat16"}.get(options.get("dtype"), "auto")
+        wanted = str(options.get("dtype")).removeprefix("torch.")
+        precision = wanted if wanted in {"float32", "bfloat16"} else "auto"
         hardware = Hardware(str(options.get("device") or whole or "auto"), backend="torch", precision=precision)
         return cls(config, load_model(path, hardware, config.model)).eval()
 
