@@ -14,7 +14,7 @@ from spalm.attachment import Attached, AttachSettings, attach, keyed_text, score
 from spalm.attachment.keyed_text import CHOICE_FILE, KeyedText, choose_memory, likeness
 from spalm.compute import Execution, Hardware
 from spalm.corpus import TokenStream, tokenise_files
-from spalm.errors import InputError
+from spalm.errors import DamagedError, InputError
 from spalm.files import read_json
 from spalm.generation import AttachedModels, model_of
 from spalm.lm.pretrained import Backend
@@ -221,6 +221,15 @@ def test_keys_are_made_by_what_reads_fastest_and_so_are_those_that_come_later(ba
     other = replace(base.base, hardware=replace(base.base.hardware, precision="float32"))
     with pytest.raises(InputError, match="begun with keys by torch in bfloat16"):
         choose_memory(SMALL, other, base.corpus, tmp_path, ON_CPU)
+
+
+@pytest.mark.parametrize("wrong", [{"keys_by": 3}, {"keys_by": {"name": "onnx"}}, {"tokens_per_second": "0"}])
+def test_a_choice_that_was_damaged_is_one_line(base, tmp_path, wrong):
+    choose_memory(SMALL, base.base, base.corpus, tmp_path, ON_CPU)
+    path = tmp_path / CHOICE_FILE
+    path.write_text(json.dumps({**read_json(path, dict), **wrong}))
+    with pytest.raises(DamagedError, match=r"memory-choice\.json is damaged"):
+        choose_memory(SMALL, base.base, base.corpus, tmp_path, ON_CPU)
 
 
 def test_where_reading_takes_seconds_only_nothing_else_is_tried(base, tmp_path, monkeypatch):

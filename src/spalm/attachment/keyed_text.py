@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 from jaxtyping import Bool, Float
+from pydantic import PositiveFloat
 
 from spalm.attachment.base import PretrainedBase
 from spalm.attachment.estimate import announce, duration, tokens_to_read
@@ -102,10 +103,11 @@ def choose_memory(
                 "--out"
             )
         settings, base = settings.model_copy(update=begun), replace(base, keys_by=keys_by)
-        announce(settings, base, corpus, directory, known.get("tokens_per_second"))
+        speed = validated(known.get("tokens_per_second"), PositiveFloat | None, path, remedy=f"remove {path}")
+        announce(settings, base, corpus, directory, speed)
         return settings, base
     tokens = tokens_to_read(settings, corpus)
-    base, speed = _fastest(base, corpus.split("train"), tokens, on_this_machine=execution.cluster is None)
+    base, speed = _fastest(base, corpus.split("train"), tokens, on_this_machine=not execution.engine.separate_processes)
     if settings.memory == "auto":
         keys = settings.keys or _affordable_keys(len(corpus.split("train")), speed)
         settings = settings.model_copy(update={"memory": "both", "keys": keys})
