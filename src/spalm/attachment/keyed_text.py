@@ -112,8 +112,7 @@ def choose_memory(
         keys = settings.keys or _affordable_keys(len(corpus.split("train")), speed)
         settings = settings.model_copy(update={"memory": "both", "keys": keys})
     chosen = {name: getattr(settings, name) for name in _CHOICES}
-    keys_by = asdict(base.keys_by)
-    write_json(path, {"corpus": corpus.digest, **chosen, "keys_by": keys_by, "tokens_per_second": speed})
+    write_json(path, {"corpus": corpus.digest, **chosen, "keys_by": asdict(base.keys_by), "tokens_per_second": speed})
     announce(settings, base, corpus, directory, speed)
     return settings, base
 

@@ -28,6 +28,7 @@ from transformers.modeling_utils import PreTrainedModel
 from transformers.models.auto.configuration_auto import AutoConfig
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
+from spalm.choices import PrecisionName
 from spalm.compute import Hardware
 from spalm.generation.decoding.decoder import Decoder, EncodedTokens
 from spalm.generation.hugging_face.export import CONFIG, copy_model, export_for_transformers
@@ -144,7 +145,7 @@ class SpalmForCausalLM(PreTrainedModel, GenerationMixin):
         device_map = options.get("device_map")
         whole = next(iter(device_map.values())) if isinstance(device_map, dict) else device_map
         wanted = str(options.get("dtype")).removeprefix("torch.")
-        precision = wanted if wanted in {"float32", "bfloat16"} else "auto"
+        precision: PrecisionName = "float32" if wanted == "float32" else "bfloat16" if wanted == "bfloat16" else "auto"
         hardware = Hardware(str(options.get("device") or whole or "auto"), backend="torch", precision=precision)
         return cls(config, load_model(path, hardware, config.model)).eval()
 
