@@ -6,8 +6,10 @@ CORPORA = ("wikitext-103", "wikitext-2", "enwik8")
 """Names of the corpora that can be downloaded."""
 EngineName = Literal["local", "ray"]
 """Name of an engine: the threads of this machine, or a Ray cluster."""
-BackendName = Literal["torch", "llama"]
-"""Name of what runs a pretrained model while text is generated."""
+BackendName = Literal["auto", "torch", "llama"]
+"""Name of what runs a pretrained model."""
+PrecisionName = Literal["auto", "float32", "bfloat16"]
+"""Name of the precision in which torch runs a pretrained model."""
 IndexKind = Literal["exact", "faiss", "disk", "scann"]
 """Name of a kind of index."""
 NetworkName = Literal["transformer", "transformer-xl", "spalm"]

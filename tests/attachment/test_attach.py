@@ -151,6 +151,27 @@ def test_the_papers_gate_can_be_asked_for(copy, tmp_path):
     np.testing.assert_allclose(combined.log_probabilities.exp().sum(-1), 1, atol=1e-4)
 
 
+@pytest.mark.parametrize("held_out", [10**6, 300])
+def test_every_token_of_dev_and_test_is_read_at_most_once(attached, monkeypatch, held_out):
+    """The states of those that have keys are known, whether the whole split is used or beginnings of its documents."""
+    base, corpus = attached.base, attached.corpus
+    settings = attached.settings.model_copy(update={"held_out": held_out, "positions": 500})
+    remembered = _remember_training(base, corpus, attached.memory.directory, settings, ON_CPU)
+    search = _search_of_training(corpus, remembered, settings, attached.directory / "index")
+    read = []
+    kept = type(base).hidden
+    monkeypatch.setattr(
+        type(base), "hidden", lambda self, text, title: read.append((title, len(text))) or kept(self, text, title)
+    )
+    found = ExampleSets.collect(base, corpus, search, remembered.learned, settings)
+    for split, part in (("dev", found.dev), ("test", found.test)):
+        assert (len(part) < len(corpus.split(split))) == (held_out == 300)
+    (only,) = read
+    assert "as questions" in only[0]
+    again = kept(base, found.test_text, "read test")
+    torch.testing.assert_close(found.test.base.hidden, again, rtol=5e-3, atol=5e-3)
+
+
 def test_a_policy_learns_where_a_search_pays(examples):
     base = examples.train.base
     direction = torch.linspace(-1, 1, base.hidden.shape[-1])

@@ -1,7 +1,9 @@
 """A memory with exact matches alone, with keys for some documents, with a library; and what is chosen by itself."""
 
+import json
 import math
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +14,10 @@ from spalm.attachment import Attached, AttachSettings, attach, keyed_text, score
 from spalm.attachment.keyed_text import CHOICE_FILE, KeyedText, choose_memory, likeness
 from spalm.compute import Execution, Hardware
 from spalm.corpus import TokenStream, tokenise_files
-from spalm.errors import InputError
+from spalm.errors import DamagedError, InputError
 from spalm.files import read_json
 from spalm.generation import AttachedModels, model_of
+from spalm.lm.pretrained import Backend
 from spalm.memory.exact import reversed_context
 from spalm.server import make_server
 from support.servers import client_of
@@ -195,16 +198,55 @@ def test_the_number_of_keys_follows_the_speed_and_is_kept(base, tmp_path, monkey
 
     monkeypatch.setattr(keyed_text, "_tokens_per_second", measure)
     for _ in range(2):
-        chosen = choose_memory(SMALL, base.base, base.corpus, tmp_path)
+        chosen, _ = choose_memory(SMALL, base.base, base.corpus, tmp_path, ON_CPU)
         assert (chosen.memory, chosen.keys) == ("both", keys)
-    assert len(measured) == capsys.readouterr().err.count("the model reads") == 1, (
-        "a killed run continues with what was chosen"
-    )
+    assert len(measured) == 1, "a killed run continues with what was chosen"
+    assert capsys.readouterr().err.count("the model, by torch in float32, reads") == 2, "each says what is left"
     assert read_json(tmp_path / CHOICE_FILE)["keys"] == keys
 
 
 def test_the_speed_is_measured(base):
     assert keyed_text._tokens_per_second(base.base, base.corpus.split("train")) > 0
+
+
+def test_keys_are_made_by_what_reads_fastest_and_so_are_those_that_come_later(base, tmp_path, monkeypatch, capsys):
+    speeds = {Backend("torch", "float32"): 2.0, Backend("torch", "bfloat16"): 5.0, Backend("llama"): 3.0}
+    monkeypatch.setattr(keyed_text, "usable_backends", lambda *_: list(speeds))
+    monkeypatch.setattr(keyed_text, "_tokens_per_second", lambda base, _: speeds[base.keys_by])
+    for _ in range(2):
+        _, chosen = choose_memory(SMALL, base.base, base.corpus, tmp_path, ON_CPU)
+        assert chosen.keys_by == Backend("torch", "bfloat16")
+    assert "keys by torch in bfloat16: 5 tokens/s" in capsys.readouterr().err
+    assert read_json(tmp_path / CHOICE_FILE)["keys_by"] == {"name": "torch", "precision": "bfloat16"}
+    other = replace(base.base, hardware=replace(base.base.hardware, precision="float32"))
+    with pytest.raises(InputError, match="begun with keys by torch in bfloat16"):
+        choose_memory(SMALL, other, base.corpus, tmp_path, ON_CPU)
+
+
+@pytest.mark.parametrize("wrong", [{"keys_by": 3}, {"keys_by": {"name": "onnx"}}, {"tokens_per_second": "0"}])
+def test_a_choice_that_was_damaged_is_one_line(base, tmp_path, wrong):
+    choose_memory(SMALL, base.base, base.corpus, tmp_path, ON_CPU)
+    path = tmp_path / CHOICE_FILE
+    path.write_text(json.dumps({**read_json(path, dict), **wrong}))
+    with pytest.raises(DamagedError, match=r"memory-choice\.json is damaged"):
+        choose_memory(SMALL, base.base, base.corpus, tmp_path, ON_CPU)
+
+
+def test_where_reading_takes_seconds_only_nothing_else_is_tried(base, tmp_path, monkeypatch):
+    tried = []
+    monkeypatch.setattr(keyed_text, "usable_backends", lambda *_: [Backend("torch", "float32"), Backend("llama")])
+    monkeypatch.setattr(keyed_text, "_tokens_per_second", lambda base, _: tried.append(base.keys_by) or 1e6)
+    _, chosen = choose_memory(SMALL, base.base, base.corpus, tmp_path, ON_CPU)
+    assert tried == [chosen.keys_by] == [Backend("torch", "float32")]
+
+
+def test_a_folder_says_what_made_its_keys_and_those_of_earlier_versions_open(base, tmp_path):
+    copy = shutil.copytree(base.directory, tmp_path / "copy")
+    content = read_json(copy / "attached.json")
+    assert content.pop("keys_by") == {"name": "torch", "precision": "float32"}
+    (copy / "attached.json").write_text(json.dumps(content))
+    (copy / "SHA256SUMS").unlink()
+    assert Attached(copy, Hardware("cpu", 1)).base.keys_by == Backend()
 
 
 def test_settings_that_contradict_each_other_are_refused():

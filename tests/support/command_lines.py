@@ -221,6 +221,7 @@ attach NOTHING LOOP --out OUT
 attach NOTHING ~nobody-of-that-name/x --out OUT
 attach NOTHING TEXT --out OUT --memory nothing
 attach NOTHING TEXT --out OUT --keys x
+attach NOTHING TEXT --out OUT --precision float16
 attach NOTHING TEXT --out OUT --keys 0
 attach NOTHING TEXT --out OUT --keys -5
 attach NOTHING TEXT --out OUT --keys ENDLESS
@@ -261,6 +262,7 @@ generate FOLDER x --top-p -1
 generate FOLDER x --top-p 1.1
 generate FOLDER x --top-p nan
 generate FOLDER x --backend onnx
+generate FOLDER x --precision int4
 generate FOLDER x --max-token 3
 generate FOLDER x --memory=yes
 generate FOLDER NOT-UTF-8

@@ -62,13 +62,14 @@ def attach(model: str, texts: list[Path], directory: Path, settings: AttachSetti
     digest = begun if begun in earlier else digest
     base = PretrainedBase(folder, digest, execution.hardware, settings.context, settings.stride)
     corpus = build_corpus(_corpus_settings(settings, texts, folder), directory / "corpus", restart=execution.restart)
-    settings = choose_memory(settings, base, corpus, directory)
+    settings, base = choose_memory(settings, base, corpus, directory, execution)
     remembered = _remember_training(base, corpus, directory / "memory", settings, execution)
     for split in HELD_OUT:  # what is learned and measured finds nothing of them
         source = source_of_split(corpus, split)
         remember(remembered.memory, remembered.encoder, corpus.split(split), source, execution=execution)
     _fit_and_measure(base, corpus, remembered, settings, directory=directory, execution=execution)
     description = {"source": Path(model).name, "model": _location(folder, directory), "digest": base.digest}
+    description |= {"keys_by": asdict(base.keys_by)}
     description |= {"revision": folder.revision} if folder.revision else {}
     beside = [name for name in (CHOICE_FILE, HUB_FILE) if (directory / name).exists()]
     with updating_sums(directory, [ATTACHED_FILE, *beside]):

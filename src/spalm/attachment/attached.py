@@ -25,7 +25,7 @@ from spalm.corpus import Corpus
 from spalm.digests import KNOWN, KnownDigests, refuse_changed
 from spalm.errors import DamagedError, InputError
 from spalm.files import child, read_json
-from spalm.lm.pretrained import PretrainedFolder
+from spalm.lm.pretrained import Backend, PretrainedFolder
 from spalm.manifest import Count, Digest, Size
 from spalm.memory import Encoder, Memory
 from spalm.semiparametric import (
@@ -89,6 +89,8 @@ class _Description(BaseModel):
     digest: Digest
     settings: dict[str, Any]
     revision: str | None = None
+    keys_by: Backend = Backend()
+    """Directories that earlier versions made do not say it."""
 
 
 class _CombinerFacts(BaseModel):
@@ -128,7 +130,8 @@ class Attached:
                 f"{folder.path} is not the model that {self.directory} was made with: its files have changed, and keys "
                 "of another model cannot be compared; put it back, or attach again"
             )
-        self.base = PretrainedBase(folder, description.digest, hardware, self.settings.context, self.settings.stride)
+        reading = self.settings.context, self.settings.stride
+        self.base = PretrainedBase(folder, description.digest, hardware, *reading, description.keys_by)
         self.corpus = Corpus(self.directory / "corpus")
         self.memory = Memory(self.directory / "memory")
         self.combiner_artifact = Artifact(self.directory / "combiner", COMBINER_KIND, _CombinerFacts)

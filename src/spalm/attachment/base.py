@@ -1,24 +1,32 @@
 """The frozen pretrained model that a memory is attached to, and the way it reads text."""
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from spalm.compute import Hardware, SentByFields, available_cores
-from spalm.console import bar
+from spalm.compute import Hardware, SentByFields
+from spalm.console import bar, say
 from spalm.corpus import TokenStream
 from spalm.errors import InputError
 from spalm.lm import Reading
-from spalm.lm.pretrained import LlamaModel, PretrainedFolder, PretrainedModel
+from spalm.lm.pretrained import (
+    Backend,
+    LlamaModel,
+    PretrainedFolder,
+    PretrainedModel,
+    lanes_of,
+    open_with,
+    usable_backends,
+    usable_for,
+)
 from spalm.memory import Encoder
 
 _ENTRIES_PER_SHARD = 1 << 13
 """Number of entries after which keys are written to disk; it is low, as a pretrained model is slow."""
-_LONGEST_TEXT = 8192
-"""Highest number of tokens for which llama.cpp keeps room, even if the model could read more."""
 _LANES_ON_GPU = 16
 """Number of windows that a GPU reads side by side."""
 
@@ -34,11 +42,23 @@ class PretrainedBase(SentByFields):
     """Number of tokens in a window, at most as many as the model can read."""
     stride: int
     """Number of new tokens in each further window of a document."""
+    keys_by: Backend = field(default_factory=Backend)
+    """The backend that makes the keys of the memory."""
 
     @cached_property
-    def model(self) -> PretrainedModel:
-        """The model, loaded when it is first used."""
-        return self.folder.load(self.device)
+    def model(self) -> PretrainedModel | LlamaModel:
+        """The model that makes keys and with which texts are scored, loaded when it is first used."""
+        return self._open(usable_for(self.keys_by, self.folder, self.hardware))
+
+    @cached_property
+    def _opened(self) -> dict[Backend, PretrainedModel | LlamaModel]:
+        """The models that were opened."""
+        return {}
+
+    def _open(self, backend: Backend) -> PretrainedModel | LlamaModel:
+        if backend not in self._opened:
+            self._opened[backend] = open_with(backend, self.folder, self.hardware)
+        return self._opened[backend]
 
     @cached_property
     def device(self) -> torch.device:
@@ -48,33 +68,36 @@ class PretrainedBase(SentByFields):
     @cached_property
     def encoder(self) -> Encoder:
         """The model as an encoder: its hidden states are the keys of the memory."""
-        lanes = torch.get_num_threads() if self.device.type == "cpu" else _LANES_ON_GPU
-        return self._encoder_by(self.model, lanes)
+        return self._encoder_by(self.model, lambda: self.model)
 
     @cached_property
     def generator(self) -> PretrainedModel | LlamaModel:
-        """The model as it generates text: run by llama.cpp if the hardware's `backend` says so."""
-        if self.hardware.backend == "torch":
-            return self.model
-        if self.folder.gguf is None:
-            raise InputError("--backend llama: the model did not come as a GGUF file, or that is gone; attach it again")
-        threads = self.hardware.threads or available_cores()
-        return LlamaModel(self.folder.gguf, threads=threads, context=_LONGEST_TEXT)
+        """The model as it generates text: by the backend that the hardware names, or the fastest that works here."""
+        first, *faster = usable_backends(self.folder, self.hardware)
+        for backend in reversed(faster):
+            try:
+                return self._open(backend)
+            except InputError as error:
+                say(f"{error}; the model is run in another way")
+        return self._open(first)
 
     @cached_property
     def query_encoder(self) -> Encoder:
         """The encoder of texts that are generated: the hidden states of the model that generates them."""
-        return self.encoder if isinstance(self.generator, PretrainedModel) else self._encoder_by(self.generator, 1)
+        return self._encoder_by(self.generator, lambda: self.generator)
 
-    def _encoder_by(self, model: PretrainedModel | LlamaModel, lanes: int) -> Encoder:
-        """Returns an encoder that reads with this model."""
+    def _encoder_by(
+        self, model: PretrainedModel | LlamaModel, load: Callable[[], PretrainedModel | LlamaModel]
+    ) -> Encoder:
+        """Returns an encoder that reads with this model; `load` returns it, in another process too."""
         context = min(self.context, model.context_length or self.context)
+        reading = Reading(context, 0, min(self.stride, context), lanes_of(model, _LANES_ON_GPU), 0, by_document=True)
         return Encoder(
             digest=self.digest,
             width=model.width,
             vocabulary=model.vocabulary,
-            reading=Reading(context, 0, min(self.stride, context), lanes, warm_up=0, by_document=True),
-            load=lambda: model,
+            reading=reading,
+            load=load,
             device=lambda: self.device,
             entries_per_shard=_ENTRIES_PER_SHARD,
         )

@@ -4,19 +4,22 @@ A key takes a forward pass of the model, an exact match none. So the number of k
 """
 
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
 from jaxtyping import Bool, Float
+from pydantic import PositiveFloat
 
 from spalm.attachment.base import PretrainedBase
+from spalm.attachment.estimate import announce, duration, tokens_to_read
 from spalm.attachment.settings import AttachSettings
+from spalm.compute import Execution
 from spalm.console import say
 from spalm.corpus import Corpus, TokenStream, tokenise_files
 from spalm.errors import InputError
-from spalm.files import read_json, write_json
-from spalm.runs import HELD_OUT
+from spalm.files import read_json, validated, write_json
+from spalm.lm.pretrained import Backend, usable_backends
 from spalm.settings import differences
 
 CHOICE_FILE = "memory-choice.json"
@@ -25,8 +28,10 @@ _CHOICES = ("memory", "keys", "like", "library")
 """Settings that it holds."""
 _ALL_WITHIN, _SOME_WITHIN = 600, 300
 """Seconds: if all keys are made within the first, all are made; otherwise those that are made within the second."""
-_MEASURED = 2048
+_MEASURED = 1024
 """Number of tokens that are read to measure the model's speed."""
+_WORTH_TRYING = 60
+"""Seconds of reading by torch in float32 from which on other backends are tried; loading them takes seconds too."""
 
 
 @dataclass(frozen=True)
@@ -71,10 +76,13 @@ def _sample(settings: AttachSettings, corpus: Corpus) -> TokenStream | None:
     return None if settings.like is None else tokenise_files([Path(settings.like)], corpus.tokeniser)
 
 
-def choose_memory(settings: AttachSettings, base: PretrainedBase, corpus: Corpus, directory: Path) -> AttachSettings:
-    """Returns the settings with `memory` resolved; the first choice for a folder and a text holds.
+def choose_memory(
+    settings: AttachSettings, base: PretrainedBase, corpus: Corpus, directory: Path, execution: Execution
+) -> tuple[AttachSettings, PretrainedBase]:
+    """Returns the settings with `memory` resolved, and the model with the backend that makes keys.
 
-    Another choice later would be measured with the held-out documents in the memory, so it is refused.
+    The first choice for a folder and a text holds. Another memory would be measured with the held-out documents in it,
+    and keys of another backend would not be the same bytes, so other wishes are refused.
     """
     path = directory / CHOICE_FILE
     known = read_json(path, dict, remedy=f"remove {path}") if path.exists() else {}
@@ -88,25 +96,25 @@ def choose_memory(settings: AttachSettings, base: PretrainedBase, corpus: Corpus
             asked["memory"] = "both"
         if changed := differences(begun, asked):
             raise InputError(f"{directory} was begun with another memory ({changed[0]}); give another --out")
-        return settings.model_copy(update=begun)
-    speed = _tokens_per_second(base, corpus.split("train"))
+        keys_by: Backend = validated(known.get("keys_by", {}), Backend, path, remedy=f"remove {path}")
+        if not keys_by.is_as_wanted(base.hardware):
+            raise InputError(
+                f"{directory} was begun with keys by {keys_by}; leave out --backend and --precision, or give another "
+                "--out"
+            )
+        settings, base = settings.model_copy(update=begun), replace(base, keys_by=keys_by)
+        speed = validated(known.get("tokens_per_second"), PositiveFloat | None, path, remedy=f"remove {path}")
+        announce(settings, base, corpus, directory, speed)
+        return settings, base
+    tokens = tokens_to_read(settings, corpus)
+    base, speed = _fastest(base, corpus.split("train"), tokens, on_this_machine=not execution.engine.separate_processes)
     if settings.memory == "auto":
         keys = settings.keys or _affordable_keys(len(corpus.split("train")), speed)
         settings = settings.model_copy(update={"memory": "both", "keys": keys})
-    tokens = _tokens_to_read(settings, corpus)
-    say(f"the model reads {tokens:,} tokens: about {_duration(tokens / speed)} at {speed:,.0f} tokens/s")
     chosen = {name: getattr(settings, name) for name in _CHOICES}
-    write_json(path, {"corpus": corpus.digest, **chosen, "tokens_per_second": speed})
-    return settings
-
-
-def _tokens_to_read(settings: AttachSettings, corpus: Corpus) -> int:
-    """Returns about how many tokens the model reads: for keys, to learn the combiner from, and to measure it on."""
-    train, held_out = len(corpus.split("train")), [len(corpus.split(split)) for split in HELD_OUT]
-    if settings.memory == "exact":
-        return min(train, settings.positions) + sum(min(count, settings.held_out) for count in held_out)
-    keys = train if settings.keys is None else settings.keys
-    return keys + sum(held_out if keys >= train else [min(count, settings.held_out) for count in held_out])
+    write_json(path, {"corpus": corpus.digest, **chosen, "keys_by": asdict(base.keys_by), "tokens_per_second": speed})
+    announce(settings, base, corpus, directory, speed)
+    return settings, base
 
 
 def _affordable_keys(tokens: int, speed: float) -> int | None:
@@ -115,11 +123,36 @@ def _affordable_keys(tokens: int, speed: float) -> int | None:
         return None
     keys = int(_SOME_WITHIN * speed)
     say(
-        f"keys of all {tokens:,} tokens would take {_duration(tokens / speed)} at {speed:,.0f} tokens/s; they are made "
-        f"for {keys:,} ({_duration(keys / speed)}), and exact matches for everything. --memory exact makes no keys, "
+        f"keys of all {tokens:,} tokens would take {duration(tokens / speed)} at {speed:,.0f} tokens/s; they are made "
+        f"for {keys:,} ({duration(keys / speed)}), and exact matches for everything. --memory exact makes no keys, "
         "--keys N more or fewer"
     )
     return keys
+
+
+def _fastest(
+    base: PretrainedBase, train: TokenStream, tokens: int, *, on_this_machine: bool
+) -> tuple[PretrainedBase, float]:
+    """Returns the model with the backend that reads fastest, and its speed; backends are tried where that pays.
+
+    Workers on other machines may lack what this one has, so for them it is torch, as it is everywhere.
+    """
+    first, *others = usable_backends(base.folder, base.hardware)
+    chosen = replace(base, keys_by=first)
+    speed = _tokens_per_second(chosen, train)
+    if not on_this_machine or tokens < _WORTH_TRYING * speed:
+        return chosen, speed
+    for backend in others:
+        other = replace(base, keys_by=backend)
+        try:
+            found = _tokens_per_second(other, train)
+        except InputError as error:
+            say(f"{error}; {backend} makes no keys")
+            continue
+        say(f"keys by {backend}: {found:,.0f} tokens/s; by {chosen.keys_by}: {speed:,.0f}")
+        if found > speed:
+            chosen, speed = other, found
+    return chosen, speed
 
 
 def _tokens_per_second(base: PretrainedBase, train: TokenStream) -> float:
@@ -130,13 +163,6 @@ def _tokens_per_second(base: PretrainedBase, train: TokenStream) -> float:
             pass
         seconds = time.perf_counter() - begin
     return len(text) / seconds
-
-
-def _duration(seconds: float) -> str:
-    """Returns a duration for people."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 def likeness(documents: TokenStream, sample: TokenStream) -> Float[np.ndarray, "documents"]:

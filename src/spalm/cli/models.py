@@ -19,6 +19,7 @@ from spalm.cli.options import (
     NoKey,
     OnEngine,
     Port,
+    Precision,
     Restart,
     Threads,
     given_path,
@@ -69,6 +70,8 @@ def attach_(
     ] = None,
     device: Device = "auto",
     threads: Threads = None,
+    backend: Backend = "auto",
+    precision: Precision = "auto",
     engine: OnEngine = "local",
     address: Address = None,
     restart: Restart = False,
@@ -88,7 +91,8 @@ def attach_(
     if engine != "local" and Path(model).exists():
         model = str(path_for(engine, Path(model)))
     with open_engine(engine, address, threads) as opened:
-        execution = Execution(Hardware(device, threads), opened, restart=restart)
+        hardware = Hardware(device, threads, backend=backend, precision=precision)
+        execution = Execution(hardware, opened, restart=restart)
         made = attach_and_export(model, texts, path_for(engine, out), chosen, execution)
     print_attached(made, Console())
 
@@ -128,7 +132,8 @@ def generate(
     model: RowOption = None,
     device: Device = "auto",
     threads: Threads = None,
-    backend: Backend = "torch",
+    backend: Backend = "auto",
+    precision: Precision = "auto",
 ) -> None:
     """Continue a text, token by token."""
     from spalm.api import load
@@ -145,7 +150,9 @@ def generate(
     }
     Sampling.parse(options, "generate")  # refuses wrong options before anything is loaded
     text = read_standard_input() if prompt == "-" else prompt
-    opened = load(directory, model, execution=Execution(Hardware(device, threads, backend=backend)))
+    opened = load(
+        directory, model, execution=Execution(Hardware(device, threads, backend=backend, precision=precision))
+    )
     answer, citations = "", None
     for chunk in opened.stream(text, memory=memory, cite=cite, draft=draft, **options):
         print_text(chunk.text)
@@ -202,7 +209,8 @@ def serve_(
     model: RowOption = None,
     device: Device = "auto",
     threads: Threads = None,
-    backend: Backend = "torch",
+    backend: Backend = "auto",
+    precision: Precision = "auto",
 ) -> None:
     """Serve a model with a memory: OpenAI-style completions, documents to add and delete, the explorer's page."""
     from spalm.api import load
@@ -213,6 +221,8 @@ def serve_(
     chosen = read_settings(Limits, [*(limits or []), *([] if slots is None else [f"slots={slots}"])])
     check_access(host, key=key is not None, no_key=no_key)
     hosts = allowed_hosts(host, allow_host or ())
-    opened = load(directory, model, execution=Execution(Hardware(device, threads, backend=backend)))
+    opened = load(
+        directory, model, execution=Execution(Hardware(device, threads, backend=backend, precision=precision))
+    )
     opened.generate("The", max_tokens=1)  # what is not compiled yet is compiled now: no client waits for that
     serve(make_server(opened, limits=chosen, key=key, hosts=hosts), host, port, "the server", no_key=no_key)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, get_args
 
 import typer
 
-from spalm.choices import BackendName, EngineName, NetworkName, RowName
+from spalm.choices import BackendName, EngineName, NetworkName, PrecisionName, RowName
 
 if TYPE_CHECKING:
     from spalm.memory import Memory
@@ -37,7 +37,13 @@ Out = Annotated[Path, typer.Option(parser=given_path, help="Folder of the run; e
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")]
 Backend = Annotated[
     BackendName,
-    typer.Option(help="What runs a pretrained model: torch, or llama.cpp if it came as a GGUF file."),
+    typer.Option(
+        help="What runs a pretrained model: torch, or llama.cpp if it came as a GGUF file; auto: the fastest."
+    ),
+]
+Precision = Annotated[
+    PrecisionName,
+    typer.Option(help="Precision of a pretrained model in torch; auto: bfloat16 on a CPU that computes with it."),
 ]
 Threads = Annotated[
     int | None,

@@ -11,7 +11,7 @@ from spalm.compute.engine import (
     unfinished_parts,
 )
 from spalm.compute.execution import Execution
-from spalm.compute.hardware import Hardware, autocast
+from spalm.compute.hardware import Hardware, autocast, has_bf16
 from spalm.compute.local_engine import LOCAL, LocalEngine
 from spalm.compute.open_engine import EngineName, open_engine
 from spalm.compute.ram import half_of_machine_ram, keep_freed_memory, machine_ram, parse_size, release_freed_memory
@@ -33,6 +33,7 @@ __all__ = [
     "autocast",
     "available_cores",
     "half_of_machine_ram",
+    "has_bf16",
     "in_order",
     "keep_freed_memory",
     "machine_ram",

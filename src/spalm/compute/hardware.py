@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from spalm.choices import BackendName
+from spalm.choices import BackendName, PrecisionName
 from spalm.compute.ram import keep_freed_memory
 from spalm.compute.ranks import SINGLE_RANK, Ranks
 from spalm.compute.threads import available_cores
@@ -26,12 +26,16 @@ class Hardware:
     """Whether the parameters are sharded among the ranks (FSDP2) instead of copied to each (DDP)."""
     ranks: Ranks = SINGLE_RANK
     """This process among those that torchrun has started."""
-    backend: BackendName = "torch"
-    """What runs a pretrained model while text is generated: torch, or llama.cpp for one that came as a GGUF file."""
+    backend: BackendName = "auto"
+    """What runs a pretrained model: torch, or llama.cpp for one that came as a GGUF file; auto: llama.cpp where it can,
+    while text is generated, and for keys what is measured to be the fastest."""
+    precision: PrecisionName = "auto"
+    """Precision in which torch runs a pretrained model; auto: bfloat16 on a CPU that computes with it."""
 
     def __reduce__(self) -> tuple:
         """Pickles the hardware for another process: the same kind of device, but without the ranks of this one."""
-        return Hardware, (self._device_name, self.threads, self.compile, False, SINGLE_RANK, self.backend)
+        own = self._device_name, self.threads, self.compile, False, SINGLE_RANK, self.backend, self.precision
+        return Hardware, own
 
     @property
     def _device_name(self) -> str:
@@ -82,6 +86,12 @@ def autocast(device: torch.device, *, bf16: bool) -> AbstractContextManager:
     Probabilities stay in single precision.
     """
     return torch.autocast(device.type, torch.bfloat16) if bf16 else nullcontext()
+
+
+def has_bf16() -> bool:
+    """Returns whether the CPU multiplies matrices in bfloat16 (AVX512-BF16 or AMX) instead of emulating that."""
+    found = torch.cpu.get_capabilities()
+    return torch.backends.mkldnn.is_available() and bool(found.get("avx512_bf16") or found.get("amx_bf16"))
 
 
 def _is_usable(name: str) -> bool:

@@ -214,6 +214,12 @@ class Memory:
         """Returns whether a document of `source` is alive."""
         return self.first_id(source) is not None
 
+    def written_keys(self) -> int:
+        """Returns the number of entries whose keys are on disk, those of unfinished work included."""
+        with self.catalogue.read() as connection:
+            query = "SELECT coalesce(sum(entries), 0) FROM shards WHERE keys_sha256 <> ?"
+            return connection.execute(query, [NO_KEYS]).fetchone()[0]
+
     def next_id(self) -> int:
         """Returns the id that the next entry will get."""
         with self.catalogue.read() as connection:

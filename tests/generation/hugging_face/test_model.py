@@ -278,7 +278,10 @@ def test_a_real_model_with_a_memory(smollm2, tmp_path):
     folder = attach_and_export(
         str(gguf), [texts], tmp_path / "attached", settings, Execution(Hardware("cpu", 1))
     ).directory
-    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    model, tokenizer = (
+        AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32),
+        AutoTokenizer.from_pretrained(folder),
+    )
     ids = tokenizer(next(texts.iterdir()).read_text()[:60], return_tensors="pt")
     said = model(**ids).logits
     assert_close(said.exp().sum(-1), torch.ones(said.shape[:2]), rtol=0, atol=1e-3)
@@ -292,6 +295,6 @@ def test_a_real_model_with_a_memory(smollm2, tmp_path):
     assert found.tolist() == model.generate(**ids, **how, use_cache=False).tolist()
     model.save_pretrained(tmp_path / "copy")
     shutil.rmtree(folder)
-    copy = AutoModelForCausalLM.from_pretrained(tmp_path / "copy")
+    copy = AutoModelForCausalLM.from_pretrained(tmp_path / "copy", dtype=torch.float32)
     assert_close(copy(**ids).logits, said)
     assert copy.generate(**ids, **how).tolist() == found.tolist()

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from spalm.attachment.base import PretrainedBase
 from spalm.attachment.dynamic import nearest_in_past
+from spalm.attachment.estimate import QUESTION_SHARE
 from spalm.attachment.settings import AttachSettings
 from spalm.console import bar
 from spalm.corpus import Corpus, TokenStream
@@ -27,8 +28,6 @@ _BATCH = 256
 """Positions whose distributions over the vocabulary are in memory at a time."""
 _PIECE = 256
 """Length of the pieces of consecutive positions that are learned from."""
-_QUESTION_SHARE = 5
-"""Number of training positions for each position that is learned from as part of a question."""
 _QUESTION_TOKENS, _LEAST_CONTEXT = 48, 6
 """Number of tokens of a question, and the offset in it of the first position that is learned from."""
 
@@ -84,19 +83,25 @@ def _held_out_examples(
     A long split is represented by the beginnings of documents from all over it.
     """
     text, known = corpus.split(split), None
+    positions, ends = np.arange(len(text)), text.ends
     if len(text) > settings.held_out:
         positions, ends = _beginnings(text, settings.held_out, settings)
         text = TokenStream(text.tokens[positions], ends, lambda: ["document"] * len(ends), text.start)
-    elif search.nearest is not None and search.memory.projection is None:
-        known = _known_states(search.memory, source_of_split(corpus, split), len(text))
+    if search.nearest is not None and search.memory.projection is None:
+        known = _known_states(search.memory, source_of_split(corpus, split), positions)
     return text, examples_from_text(base, search, text, f"read {split}: {len(text.ends):,} document(s)", known)
 
 
-def _known_states(memory: Memory, source: dict[str, Any], count: int) -> Float[Tensor, "n width"] | None:
-    """Returns the hidden states of the first positions of a source, which are their keys; None if they have none."""
+def _known_states(
+    memory: Memory, source: dict[str, Any], positions: Int[np.ndarray, "n"]
+) -> Float[Tensor, "n width"] | None:
+    """Returns the hidden states of positions of a source, which are their keys; None if they have none.
+
+    A beginning of a document is the first window in which the model reads it, so its hidden states are the same there.
+    """
     first = memory.first_id(source)
     entries = memory.entries().with_keys
-    rows = entries.rows((MISSING if first is None else first) + np.arange(count))
+    rows = entries.rows((MISSING if first is None else first) + positions)
     if first is None or (rows == MISSING).any():
         return None
     return torch.from_numpy(entries.take(rows).astype(np.float32))
@@ -163,7 +168,7 @@ def _question_examples(
     """
     random = np.random.default_rng(settings.seed)
     starts = random.integers(
-        0, max(1, len(train) - _QUESTION_TOKENS), settings.positions // _QUESTION_SHARE // _QUESTION_TOKENS + 1
+        0, max(1, len(train) - _QUESTION_TOKENS), settings.positions // QUESTION_SHARE // _QUESTION_TOKENS + 1
     )
     texts = [train.tokens[start : start + _QUESTION_TOKENS] for start in np.sort(starts)]
     ends = np.cumsum([len(text) for text in texts])

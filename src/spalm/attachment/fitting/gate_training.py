@@ -1,13 +1,12 @@
 """Training of the paper's gate on a frozen network: only the gate learns, through the frozen output layer."""
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor
 
 from spalm.console import bar
-from spalm.lm.pretrained import PretrainedModel
+from spalm.lm import LanguageModel
 from spalm.semiparametric import Gate, GateSettings, TrainingExamples
 from spalm.semiparametric.fit_network import fit_network
 from spalm.settings import Seed, Settings
@@ -32,7 +31,7 @@ class GateTrainingSettings(Settings):
 
 
 def learn_gate(
-    settings: GateSettings, training: GateTrainingSettings, model: PretrainedModel, examples: TrainingExamples
+    settings: GateSettings, training: GateTrainingSettings, model: LanguageModel, examples: TrainingExamples
 ) -> Gate:
     """Returns a gate trained on these positions."""
     torch.manual_seed(training.seed)
@@ -49,13 +48,13 @@ def learn_gate(
 
 
 @torch.no_grad()
-def gate_log_probabilities(gate: Gate, model: PretrainedModel, examples: TrainingExamples) -> Float[Tensor, "n"]:
+def gate_log_probabilities(gate: Gate, model: LanguageModel, examples: TrainingExamples) -> Float[Tensor, "n"]:
     """Returns log p of the actual token at each position, through the gate."""
     batches = examples.batches(_BATCH)
     return torch.cat([_target_log_probabilities(gate, model, batch).cpu() for batch in batches])
 
 
-def _target_log_probabilities(gate: Gate, model: PretrainedModel, batch: TrainingExamples) -> Float[Tensor, "n"]:
+def _target_log_probabilities(gate: Gate, model: LanguageModel, batch: TrainingExamples) -> Float[Tensor, "n"]:
     retrieved = batch.retrieved.nearest(gate.settings.attended).to(model.device)
     output = gate(batch.base.hidden.to(model.device), retrieved, model)
-    return -F.cross_entropy(model.logits(output.vectors), batch.targets.to(model.device), reduction="none")
+    return model.target_log_probabilities(output.vectors, batch.targets.to(model.device))

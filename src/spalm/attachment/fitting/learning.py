@@ -16,7 +16,7 @@ from spalm.attachment.fitting.gate_training import learn_gate
 from spalm.attachment.policy import SearchPolicy, learn_policy
 from spalm.attachment.settings import AttachSettings
 from spalm.console import bar
-from spalm.lm.pretrained import PretrainedModel
+from spalm.lm import LanguageModel
 from spalm.semiparametric import AdaptiveMixture, Gate, Knn, TrainingExamples, learn_mixture, tune_knn
 from spalm.semiparametric.mixture.adaptive import calibrate
 
@@ -50,7 +50,7 @@ class FittedCombiner:
     """The paper's gate, if it was asked for."""
 
 
-def fit_combiner(settings: AttachSettings, examples: ExampleSets, model: PretrainedModel) -> FittedCombiner:
+def fit_combiner(settings: AttachSettings, examples: ExampleSets, model: LanguageModel) -> FittedCombiner:
     """Learns a combiner from positions of the training documents and tunes it on dev."""
     train, dev = examples.train, examples.dev
     with bar("learn the mixture", None):

@@ -14,7 +14,7 @@ from spalm.attachment.fitting.learning import ABLATIONS, FittedCombiner, mixture
 from spalm.attachment.policy import search_threshold
 from spalm.console import bar
 from spalm.corpus import TokenStream
-from spalm.lm.pretrained import PretrainedModel
+from spalm.lm import LanguageModel
 from spalm.memory import MISSING, Entries
 from spalm.semiparametric import BaseOutputs, Retrieved, TrainingExamples, advance_neighbours
 
@@ -39,7 +39,7 @@ def perplexity(log_probabilities: Float[Tensor, "n"]) -> float:
     return float(torch.exp(-log_probabilities.double().mean()))
 
 
-def perplexities(examples: TrainingExamples, fitted: FittedCombiner, model: PretrainedModel) -> dict[str, Any]:
+def perplexities(examples: TrainingExamples, fitted: FittedCombiner, model: LanguageModel) -> dict[str, Any]:
     """Returns perplexities per token: the model alone, and with everything that was fitted."""
     found: dict[str, Any] = {"plain": perplexity(examples.log_base)}
     if fitted.knn is not None:

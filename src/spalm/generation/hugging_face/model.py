@@ -13,6 +13,7 @@ decoders that do so.
 """
 
 import inspect
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +28,13 @@ from transformers.modeling_utils import PreTrainedModel
 from transformers.models.auto.configuration_auto import AutoConfig
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
+from spalm.choices import PrecisionName
 from spalm.compute import Hardware
-from spalm.errors import InputError
 from spalm.generation.decoding.decoder import Decoder, EncodedTokens
 from spalm.generation.hugging_face.export import CONFIG, copy_model, export_for_transformers
 from spalm.generation.load import load_model
 from spalm.generation.model import Model
+from spalm.generation.models import AttachedModels
 from spalm.lm.pretrained import LlamaModel, PretrainedModel
 from spalm.memory.exact import BORDER, last_contexts
 from spalm.runs import RESULTS, FinishedRun
@@ -125,7 +127,7 @@ class SpalmForCausalLM(PreTrainedModel, GenerationMixin):
     def of_model(cls, model: Model) -> "SpalmForCausalLM":
         """Wraps a model with a memory that is already open."""
         if isinstance(model.network, LlamaModel):
-            raise InputError("transformers runs models of torch; open it with backend torch instead of llama")
+            model = _by_torch(model)
         config = _config(model.models.directory)
         if not config.base:
             config.model = model.variant.name
@@ -135,14 +137,16 @@ class SpalmForCausalLM(PreTrainedModel, GenerationMixin):
     def from_pretrained(cls, path: str | Path, *_: Any, **options: Any) -> "SpalmForCausalLM":  # pyright: ignore
         """Opens what `spalm attach` made, or a finished run.
 
-        `model` names one of a run's models, `device` is where it computes. Other options of transformers, which are
-        about fetching and storing weights, are ignored.
+        `model` names one of a run's models, `device` is where it computes, `dtype` float32 or bfloat16. Others,
+        which are about fetching and storing weights, are ignored.
         """
         config = options.get("config") or _config(Path(path))
         config.model = options.get("model") or config.model
         device_map = options.get("device_map")
         whole = next(iter(device_map.values())) if isinstance(device_map, dict) else device_map
-        hardware = Hardware(str(options.get("device") or whole or "auto"))
+        wanted = str(options.get("dtype")).removeprefix("torch.")
+        precision: PrecisionName = "float32" if wanted == "float32" else "bfloat16" if wanted == "bfloat16" else "auto"
+        hardware = Hardware(str(options.get("device") or whole or "auto"), backend="torch", precision=precision)
         return cls(config, load_model(path, hardware, config.model)).eval()
 
     def save_pretrained(self, folder: str | Path, **_: Any) -> None:  # pyright: ignore
@@ -177,7 +181,7 @@ class SpalmForCausalLM(PreTrainedModel, GenerationMixin):
             given = {name: options.get(name) for name in _PASSED_ON if name in self._taken}
             given = {name: value for name, value in given.items() if value is not None}
             read = self.base.base_model(input_ids=input_ids, past_key_values=past_key_values, **given)
-            mask, hidden, cache = mask[:, kept], read.last_hidden_state[:, kept], read.past_key_values
+            mask, hidden, cache = mask[:, kept], read.last_hidden_state[:, kept].float(), read.past_key_values
             contexts = self._contexts(input_ids, attention_mask, cache, options.get("text_ids"))
             contexts = contexts[:, kept][mask.cpu().numpy()]
             encoded = EncodedTokens(hidden[mask], self.memory_model.store.keys_of(hidden[mask]), contexts)
@@ -247,6 +251,12 @@ class SpalmForCausalLM(PreTrainedModel, GenerationMixin):
         combined = model.combiner.combine(model.network, encoded.hidden, retrieved.to(model.device))
         missing = self.config.vocab_size - combined.log_probabilities.shape[-1]
         return F.pad(combined.log_probabilities, (0, missing), value=-torch.inf)
+
+
+def _by_torch(model: Model) -> Model:
+    """Returns a model that llama.cpp runs, opened again for torch, which transformers needs."""
+    assert isinstance(model.models, AttachedModels)
+    return load_model(model.models.directory, replace(model.models.attached.base.hardware, backend="torch"))
 
 
 def _config(directory: Path) -> SpalmConfig:

@@ -152,7 +152,7 @@ class BatchedPretrainedModel(PretrainedModel):
             ),
             past_key_values=_CacheOfPass(self._held, rows, places),
             use_cache=True,
-        ).last_hidden_state
+        ).last_hidden_state.float()
         for state, piece in pieces:
             state.tokens += len(piece)
         return [row[: len(piece)] for row, (_, piece) in zip(hidden, pieces)]

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from pydantic import BaseModel
 
+from spalm.console import say
 from spalm.digests import KNOWN, SUMS, KnownDigests, digest_of_file, digest_of_text, write_sums
 from spalm.errors import InputError, first_line
 from spalm.files import (
@@ -76,6 +77,7 @@ def convert_gguf(gguf: Path, folder: Path) -> None:
 def _convert(gguf: Path, folder: Path) -> None:
     """Writes the tokeniser and the model of a GGUF file to a folder in the format of transformers."""
     transformers = import_transformers()
+    say(f"{gguf.name} is converted to float32, up to eight times its {gguf.stat().st_size / 1e6:,.0f} MB of disk")
     try:
         tokenizer = open_pretrained("AutoTokenizer", gguf.parent, gguf_file=gguf.name)
         tokenizer.save_pretrained(folder)

@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import torch
 from pydantic import BaseModel
@@ -63,11 +64,19 @@ class PretrainedFolder:
         """The GGUF file from which the folder was made, if there was one and it is still there."""
         return original_gguf(self.path)
 
-    def load(self, device: torch.device) -> PretrainedModel:
-        """Loads the model: in single precision on a CPU, as it was saved on other devices."""
+    @property
+    def size(self) -> int:
+        """Bytes of the weights on disk."""
+        return sum(path.stat().st_size for path in self.path.glob("*.safetensors"))
+
+    def load(self, device: torch.device, precision: Literal["float32", "bfloat16"] | None = None) -> PretrainedModel:
+        """Loads the model; by default in single precision on a CPU, as it was saved on other devices.
+
+        A model in bfloat16 is checked in single precision: what is checked holds only up to rounding.
+        """
         import_transformers()
         self._refuse_foreign_code()
-        dtype = torch.float32 if device.type == "cpu" else "auto"
+        dtype = "auto" if precision is None and device.type != "cpu" else torch.float32
         try:
             model, report = open_pretrained("AutoModelForCausalLM", self.path, dtype=dtype, output_loading_info=True)
         except (OSError, ValueError, SafetensorError) as error:
@@ -76,7 +85,8 @@ class PretrainedFolder:
             raise InputError(f"{self.path}: the weights are not as config.json says; save it anew") from None
         if missing := sorted(report["missing_keys"]):
             raise InputError(f"{self.path}: no weights of {missing[0]} and {len(missing) - 1} more; save it anew")
-        return read_together_if_possible(PretrainedModel(model.to(device), str(self.path)))
+        loaded = read_together_if_possible(PretrainedModel(model.to(device), str(self.path)))
+        return loaded.to_bfloat16() if precision == "bfloat16" else loaded
 
     def _refuse_foreign_code(self) -> None:
         """Refuses a model that would have other repositories fetched, code of theirs run, or files elsewhere read."""

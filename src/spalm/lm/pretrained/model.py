@@ -6,8 +6,9 @@ names. Every model is checked when it is opened: its logits must follow from h_t
 to right, with the same result at once and in pieces. A model that fails is refused.
 """
 
+import copy
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
@@ -51,6 +52,18 @@ class PretrainedModel:
         """Device of the parameters."""
         return self._head.weight.device
 
+    def to_bfloat16(self) -> Self:
+        """Rounds the weights of everything below the output layer to bfloat16; returns the model itself.
+
+        The output layer stays as it is: logits and all that the memory does to them is in single precision.
+        """
+        parameters = list(self.model.base_model.parameters())
+        if any(parameter is self._head.weight for parameter in parameters):  # embeddings are the same table
+            self._head = copy.deepcopy(self._head)
+        for parameter in parameters:
+            parameter.data = parameter.data.to(torch.bfloat16)
+        return self
+
     def empty_state(self, memory_length: int = 0, longest_segment: int = 0) -> CacheState:  # noqa: ARG002
         """Returns an empty cache; it grows as needed, whatever the lengths given."""
         from transformers.cache_utils import DynamicCache
@@ -66,7 +79,7 @@ class PretrainedModel:
         read = self.model.base_model(input_ids=tokens, past_key_values=cache, use_cache=cache is not None)
         if state is not None:
             state.cache = getattr(read, "past_key_values", None)
-        return read.last_hidden_state
+        return read.last_hidden_state.float()
 
     def _keeps_all_tokens(self) -> bool:
         """Returns whether every layer keeps the keys and values of all tokens, not of a window, and nothing else."""
