@@ -99,10 +99,15 @@ def _convert(gguf: Path, folder: Path) -> None:
 
 
 def original_gguf(folder: Path) -> Path | None:
-    """Returns the GGUF file from which a folder was made, if there was one and it is still where it was."""
+    """Returns the GGUF file from which a folder was made, if there was one and it is still where it was.
+
+    One that came with the folder is not opened: what reads it is not written for hostile files.
+    """
     known = _read(folder)
-    path = Path(known["path"]) if "path" in known else None
-    if path is None or not path.is_file() or path.stat().st_size != known["bytes"]:
+    path = Path(known.get("path", ""))
+    if not path.is_absolute() or path.resolve().is_relative_to(folder.parent.resolve()):
+        return None
+    if not path.is_file() or path.stat().st_size != known["bytes"]:
         return None
     if KnownDigests(folder / KNOWN).of(path) != known["sha256"]:
         raise InputError(f"{path} is not the file that {folder} was made from; put that back, or attach again")
