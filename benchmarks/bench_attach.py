@@ -109,7 +109,7 @@ def main() -> None:
     vars(module)["fit_combiner"] = stopwatch
     base = given.model or str(smollm2())
     settings = AttachSettings(memory="both")
-    attached = attach(base, [work / "texts"], work / "attached", settings, Execution())
+    attached = attach(base, [work / "texts"], work / "attached", settings=settings, execution=Execution())
     print_attached(attached, Console())
     figures = attached.combiner_artifact.facts["figures"]
     fitting = stopwatch.seconds
@@ -117,7 +117,7 @@ def main() -> None:
     more_keys = with_library.model_copy(update={"keys": given.keys, "positions": given.positions})
     larger = {}
     for name, chosen in (("with_library", with_library), ("with_keys_of_library", more_keys)):
-        larger[name] = attach(base, [work / "texts"], work / name, chosen, Execution())
+        larger[name] = attach(base, [work / "texts"], work / name, settings=chosen, execution=Execution())
         print_attached(larger[name], Console())
     speeds = generation_speeds(attached, base)
     kept = gain_kept(attached.combiner_artifact.facts["curve"], figures["test"]["plain"], _BUDGET)

@@ -71,9 +71,9 @@ def make_memory(count: int, source: Memory, folder: Path) -> Memory:
         vectors=RepeatedKeys(source, count),
     )
     ends = np.arange(DOCUMENT, count + 1, DOCUMENT)
-    stream = TokenStream(np.zeros(count, np.int32), ends, lambda: [f"document {end}" for end in ends], 0)
-    memory = open_memory(folder, encoder, MemorySettings(), stream)
-    remember(memory, encoder, stream, {"copies": count})
+    stream = TokenStream(np.zeros(count, np.int32), ends, lambda: [f"document {end}" for end in ends], start=0)
+    memory = open_memory(folder, encoder, MemorySettings(), stream=stream)
+    remember(memory, encoder, stream, source={"copies": count})
     return memory
 
 

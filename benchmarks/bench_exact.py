@@ -116,7 +116,7 @@ def text_of(size: int, folder: Path) -> TokenStream:
         places = np.flatnonzero(random.random(len(own), np.float32) < REPLACED)
         own[places] = once[random.integers(0, len(once), len(places))]
     ends = np.concatenate([ends + copy * len(once) for copy in range(copies)])
-    return TokenStream(tokens, ends, lambda: [f"article {end}" for end in ends], 0).beginning(size)
+    return TokenStream(tokens, ends, lambda: [f"article {end}" for end in ends], start=0).beginning(size)
 
 
 def prepare(size: str, work: Path) -> dict:
@@ -126,8 +126,8 @@ def prepare(size: str, work: Path) -> dict:
         "none", 1, VOCABULARY, Reading.of(1, segment=64, memory=0, lanes=1), no_model, lambda: torch.device("cpu")
     )
     shutil.rmtree(work / "memory", ignore_errors=True)
-    memory = open_memory(work / "memory", encoder, MemorySettings(), stream)
-    remember(memory, encoder, stream, {"size": size})
+    memory = open_memory(work / "memory", encoder, MemorySettings(), stream=stream)
+    remember(memory, encoder, stream, source={"size": size})
     (work / "infini-gram").mkdir(exist_ok=True)
     begins = stream.begins
     with_separators = np.insert(stream.tokens, begins, SEPARATOR).astype("<u2")
@@ -219,7 +219,7 @@ def ask_spalm(work: Path, group: Path | None = None) -> dict:
     set_threads(available_cores())
     queries = read_queries(work)
     some = np.array(queries[0])
-    contexts = sort_contexts(some, np.array([len(some)]), np.zeros(1, np.int64), VOCABULARY)
+    contexts = sort_contexts(some, np.array([len(some)]), np.zeros(1, np.int64), vocabulary=VOCABULARY)
     ExactView([SearchedContexts(contexts)]).find(reversed_context(queries[0]))  # compiles the loops
     join_group(group)
     at_start = resident(os.getpid())

@@ -83,8 +83,8 @@ def _add_copies(attached: Attached, entries: int) -> None:
     encoder = CopyingEncoder(*about, vectors=keys)
     tokens = np.resize(memory.entries().tokens(0, len(memory.entries())), more)
     ends = np.append(np.arange(DOCUMENT, more, DOCUMENT), more)
-    stream = TokenStream(tokens, ends, lambda: [f"copy {end}" for end in ends], attached.corpus.tokeniser.start)
-    remember(memory, encoder, stream, {"copies": more})
+    stream = TokenStream(tokens, ends, lambda: [f"copy {end}" for end in ends], start=attached.corpus.tokeniser.start)
+    remember(memory, encoder, stream, source={"copies": more})
     shutil.rmtree(attached.directory / "index")
     make_searcher(memory, attached.directory / "index", IndexSettings(kind="faiss", recall=0.95, neighbours=64))
 
@@ -95,12 +95,12 @@ def memories(work: Path, data: Path, sizes: list[str]) -> dict[str, Path]:
     write_texts(texts, library, data, 350)
     found = {"0.1M entries": work / "attached"}
     settings = AttachSettings(memory="both")
-    attach(str(smollm2()), [texts], found["0.1M entries"], settings, Execution())
+    attach(str(smollm2()), [texts], found["0.1M entries"], settings=settings, execution=Execution())
     for size in sizes:
         if size == "library":
             found["30M tokens of exact matches"] = work / "with_library"
             larger = settings.model_copy(update={"library": [str(library)]})
-            attach(str(smollm2()), [texts], work / "with_library", larger, Execution())
+            attach(str(smollm2()), [texts], work / "with_library", settings=larger, execution=Execution())
         else:
             found[f"{size} entries"] = grown(
                 work / "attached", work / f"grown-{size}", int(parse_count(size, "--also"))

@@ -78,9 +78,9 @@ def trained_keys(width: int, folder: Path, count: int) -> Memory:
     memory = run.memory
     if len(memory.entries()) < count:
         for split in ("dev", "test"):
-            remember(memory, run.encoder, run.corpus.split(split), source_of_split(run.corpus, split))
+            remember(memory, run.encoder, run.corpus.split(split), source=source_of_split(run.corpus, split))
         stream = tokenise_files([locate("sotu/valid.txt"), locate("sotu/test.txt")], run.corpus.tokeniser)
-        remember(memory, run.encoder, stream, source_of_text(stream))
+        remember(memory, run.encoder, stream, source=source_of_text(stream))
     return memory
 
 
@@ -149,7 +149,7 @@ def run_join(vectors: Vectors, recall: float, ram: int, folder: Path) -> tuple[f
     folder.mkdir(parents=True)
     began = time.perf_counter()
     settings, budget = NeighbourSettings(count=K, recall=recall), RamBudget.of(ram, LOCAL)
-    join = BulkJoin(vectors, settings, folder, folder / "work", budget=budget)
+    join = BulkJoin(vectors, settings, folder, work=folder / "work", budget=budget)
     join.announce(len(vectors))
     join.prepare()
     found = join.find("train", len(vectors), K, first_id=0)

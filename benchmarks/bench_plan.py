@@ -98,7 +98,7 @@ def join(vectors: FirstKeys, work: Path) -> dict:
     shutil.rmtree(work, ignore_errors=True)
     (work / "table").mkdir(parents=True)
     bulk = BulkJoin(
-        vectors, NeighbourSettings(count=K), work / "table", work / "work", budget=RamBudget.of(8 << 30, LOCAL)
+        vectors, NeighbourSettings(count=K), work / "table", work=work / "work", budget=RamBudget.of(8 << 30, LOCAL)
     )
     bulk.prepare()
     with ReadCounter() as reads:

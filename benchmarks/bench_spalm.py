@@ -47,8 +47,8 @@ def make_memory(corpus: Corpus, recipe: Recipe, folder: Path) -> Memory:
     reading = Reading.of(1, segment=64, memory=0, lanes=1)
     encoder = NoKeys("none", 8, corpus.vocabulary, reading, lambda: None, lambda: torch.device("cpu"))
     train = corpus.split("train")
-    memory = open_memory(folder, encoder, recipe.memory, train)
-    remember(memory, encoder, train, source_of_split(corpus, "train"))
+    memory = open_memory(folder, encoder, recipe.memory, stream=train)
+    remember(memory, encoder, train, source=source_of_split(corpus, "train"))
     return memory
 
 
@@ -96,15 +96,17 @@ def main() -> None:
     gate = recipe.spalm_model.spalm.gate
     table = make_table(corpus, memory, gate.neighbours, folder / "neighbours")
     training, length = recipe.training, recipe.training.memory_length
-    batches = TrainingBatches(corpus.split("train"), training.batch_size, training.segment_length, 1)
+    batches = TrainingBatches(corpus.split("train"), training.batch_size, training.segment_length, seed=1)
     plain = Transformer(recipe.network, corpus.vocabulary).initialise(1)
     with_memory = Spalm(Transformer(recipe.network, corpus.vocabulary), gate).initialise(1)
     retriever = Retriever(table, "train", gate.neighbours)
     both = [
-        ModelSteps(plain, lambda model, *given: segment_loss(model, length, *given), batches, recipe),
+        ModelSteps(
+            plain, lambda model, batch, memory: segment_loss(model, length, batch, memory=memory), batches, recipe
+        ),
         ModelSteps(
             with_memory,
-            lambda model, *given: spalm_segment_loss(model, retriever, length, *given),
+            lambda model, batch, memory: spalm_segment_loss(model, retriever, length, batch=batch, memory=memory),
             batches,
             recipe,
         ),

@@ -56,7 +56,9 @@ class Training:
     def __init__(self, lanes: int, dropout: float = 0.0):
         model = Transformer(NETWORK.model_copy(update={"dropout": dropout}), VOCABULARY).initialise(0)
         optimiser = OptimiserSettings(learning_rate=1e-4, clip=0.25)
-        self._steps = TrainingSteps(model, lambda *given: segment_loss(given[0], MEMORY, *given[1:]), optimiser, lanes)
+        self._steps = TrainingSteps(
+            model, lambda model, batch, memory: segment_loss(model, MEMORY, batch, memory=memory), optimiser, lanes
+        )
         text = torch.randint(VOCABULARY, (lanes, SEGMENT + 1))
         positions = np.arange(lanes * SEGMENT).reshape(lanes, SEGMENT)
         self._batch = Batch(positions, text[:, :-1], text[:, 1:])

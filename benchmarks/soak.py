@@ -344,7 +344,9 @@ def make_model(folder: Path) -> Path:
     write_documents(texts)
     write_model(folder / "model", "llama", "".join(path.read_text() for path in sorted(texts.iterdir())))
     settings = AttachSettings(context=64, stride=48, neighbours=32, positions=4000)
-    attach_and_export(str(folder / "model"), [texts], folder / "tiny", settings, Execution(Hardware("cpu", 1)))
+    attach_and_export(
+        str(folder / "model"), [texts], folder / "tiny", settings=settings, execution=Execution(Hardware("cpu", 1))
+    )
     return folder / "tiny"
 
 

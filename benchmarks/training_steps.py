@@ -17,7 +17,7 @@ class TrainingSteps:
     """Makes training steps of one model, one after another, and measures their time."""
 
     def __init__(self, model: nn.Module, loss: Loss, optimiser: OptimiserSettings, lanes: int):
-        replica = Replica(model, loss, torch.device("cpu"), Hardware())
+        replica = Replica(model, loss, torch.device("cpu"), hardware=Hardware())
         self.model, self._clip = model, optimiser.clip
         self._accumulator = GradientAccumulator(replica, lanes, None)
         self._optimiser = make_optimiser(optimiser, model)

@@ -146,7 +146,8 @@ def smollm2_attached(smollm2, shared) -> Path:
     knn = {"combiner": "knn-lm", "knn": {"lambdas": [0.8], "counts": [4], "temperatures": [20.0]}}
     settings, execution = AttachSettings.parse({**given, **knn}, "test"), Execution(Hardware("cpu", 1))
     return shared.once(
-        "smollm2-attached", lambda folder: attach_and_export(str(smollm2[1]), [texts], folder, settings, execution)
+        "smollm2-attached",
+        lambda folder: attach_and_export(str(smollm2[1]), [texts], folder, settings=settings, execution=execution),
     )
 
 
@@ -188,7 +189,7 @@ def attached_folder(shared) -> Path:
     execution = Execution(Hardware("cpu", 1))
 
     def attach(folder: Path) -> None:
-        attach_and_export(str(model), [texts], folder, settings, execution)
+        attach_and_export(str(model), [texts], folder, settings=settings, execution=execution)
         # Loops are compiled here, once: every worker and server that comes later finds them in the cache.
         load(folder, execution=execution).generate("nu1 nu2", max_tokens=2)
 

@@ -35,7 +35,7 @@ def test_repeated_keys_are_the_same_however_they_are_read(tmp_path):
     encoder = StubEncoder()
     memory = new_memory(tmp_path / "memory", encoder)
     text = stream(random_texts(np.random.default_rng(0), 20))
-    remember(memory, encoder, text, source_of_text(text))
+    remember(memory, encoder, text, source=source_of_text(text))
     repeated = neighbours.RepeatedKeys(memory, 3 * len(text))
     whole = repeated.keys(0, len(repeated))
     pieces = [repeated.keys(start, min(start + 37, len(repeated))) for start in range(0, len(repeated), 37)]

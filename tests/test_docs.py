@@ -153,7 +153,7 @@ def test_a_vector_database_proposes_and_the_memory_decides(database, tmp_path):
     memory = new_memory(tmp_path, encoder)
     for number in range(2):
         text = stream(random_texts(np.random.default_rng(number), 40, f"batch-{number}"))
-        remember(memory, encoder, text, source_of_text(text))
+        remember(memory, encoder, text, source=source_of_text(text))
         if not number:
             index = database["Qdrant"](database["QdrantClient"]("anywhere"), "test", memory.width)
             searcher = Searcher(memory, index, next_id=0)
@@ -165,7 +165,7 @@ def test_a_vector_database_proposes_and_the_memory_decides(database, tmp_path):
         entries = memory.entries()
         queries = entries.keys(0, 40).astype(np.float32) + 0.01
         _, distances = searcher.search(queries, 5)
-        return np.allclose(distances, exact_search(queries, entries, 5, serial_map)[1], atol=1e-3)
+        return np.allclose(distances, exact_search(queries, entries, 5, parallel=serial_map)[1], atol=1e-3)
 
     assert agrees(searcher)  # the second batch is searched beside the database
     assert searcher.catch_up()

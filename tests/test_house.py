@@ -306,7 +306,7 @@ def test_a_network_of_the_papers_shape_takes_a_step(name):
     for first in range(0, 24, 12):
         part = text[:, first : first + 12]
         positions = np.arange(first, first + 12)[None].repeat(2, 0)
-        loss, memory = segment_loss(model, 16, Batch(positions, part, part), memory)
+        loss, memory = segment_loss(model, 16, Batch(positions, part, part), memory=memory)
         loss.backward()
     assert all(parameter.grad is not None for parameter in model.parameters())
     assert memory[0].shape == (2, 16, 16)

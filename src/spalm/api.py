@@ -39,15 +39,17 @@ def attach(
         execution: Device, threads, engine; default: this machine.
     """
     settings = read_settings(AttachSettings, assignments(set))
-    attached = attach_and_export(str(model), [Path(text) for text in texts], Path(out), settings, execution)
+    attached = attach_and_export(
+        str(model), [Path(text) for text in texts], Path(out), settings=settings, execution=execution
+    )
     return model_of(AttachedModels(attached))
 
 
 def attach_and_export(
-    model: str, texts: list[Path], out: Path, settings: AttachSettings, execution: Execution | None = None
+    model: str, texts: list[Path], out: Path, *, settings: AttachSettings, execution: Execution | None = None
 ) -> Attached:
     """Attaches a memory, and writes the files by which transformers opens the folder."""
-    attached = attach_memory(model, texts, user_path(out), settings, execution or Execution())
+    attached = attach_memory(model, texts, user_path(out), settings=settings, execution=execution or Execution())
     export_for_transformers(attached)
     return attached
 
@@ -111,7 +113,7 @@ class CompletedRun(FinishedRun):
     def __str__(self) -> str:
         console = Console(width=110)
         with console.capture() as captured:
-            print_results(self.results, self.title, self.recipe.paper, console)
+            print_results(self.results, self.title, self.recipe.paper, console=console)
         return captured.get()
 
 

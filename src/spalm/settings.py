@@ -129,7 +129,7 @@ def override(values: dict[str, Any], assignments: list[str]) -> dict[str, Any]:
             value = yaml.safe_load(text)
         except (yaml.YAMLError, ValueError):
             raise InputError(f"{assignment!r}: {text!r} is not a YAML value; quote it") from None
-        values = _assign(values, key.split("."), value, assignment)
+        values = _assign(values, key.split("."), value, assignment=assignment)
     return values
 
 
@@ -165,12 +165,12 @@ def read_settings(cls: type[Group], assignments: list[str]) -> Group:
     return cls.parse(override({}, assignments), "settings")
 
 
-def _assign(values: Any, path: list[str], value: Any, assignment: str) -> dict[str, Any]:
+def _assign(values: Any, path: list[str], value: Any, *, assignment: str) -> dict[str, Any]:
     """Returns `values` with the key at `path`, a path through nested groups, set to `value`."""
     if not isinstance(values, dict):
         raise InputError(f"{assignment!r}: there are no keys inside {values!r}; set the group as a whole")
     first, *rest = path
-    return {**values, first: _assign(values.get(first) or {}, rest, value, assignment) if rest else value}
+    return {**values, first: _assign(values.get(first) or {}, rest, value, assignment=assignment) if rest else value}
 
 
 def differences(old: Any, new: Any, key: str = "") -> list[str]:

@@ -34,9 +34,9 @@ def attached(attached_folder) -> Attached:
 @pytest.fixture(scope="module")
 def examples(attached) -> ExampleSets:
     base, corpus, settings = attached.base, attached.corpus, attached.settings
-    remembered = _remember_training(base, corpus, attached.memory.directory, settings, ON_CPU)
-    search = _search_of_training(corpus, remembered, settings, attached.directory / "index")
-    return ExampleSets.collect(base, corpus, search, remembered.learned, settings)
+    remembered = _remember_training(base, corpus, attached.memory.directory, settings=settings, execution=ON_CPU)
+    search = _search_of_training(corpus, remembered, settings, index=attached.directory / "index")
+    return ExampleSets.collect(base, corpus, search, learned=remembered.learned, settings=settings)
 
 
 @pytest.fixture
@@ -105,10 +105,10 @@ def test_attaching_again_changes_nothing_and_other_settings_are_measured_without
     write_documents(texts)
     model, corpus = str(copy.base.folder.path), read_json(copy.directory / "corpus" / "manifest.json")
     original = corpus["settings"]["source"]["path"]
-    again = attach(model, [*map(type(tmp_path), original)], copy.directory, copy.settings, ON_CPU)
+    again = attach(model, [*map(type(tmp_path), original)], copy.directory, settings=copy.settings, execution=ON_CPU)
     assert {path: path.read_bytes() for path in before} == before
     other = copy.settings.model_copy(update={"search": 0.3})
-    changed = attach(model, [*map(type(tmp_path), original)], copy.directory, other, ON_CPU)
+    changed = attach(model, [*map(type(tmp_path), original)], copy.directory, settings=other, execution=ON_CPU)
     for split, figures in changed.combiner_artifact.facts["figures"].items():
         assert figures == pytest.approx(again.combiner_artifact.facts["figures"][split], rel=0.02)
     assert changed.combiner_artifact.facts["threshold"] > ALWAYS_SEARCH
@@ -118,7 +118,8 @@ def test_attaching_again_changes_nothing_and_other_settings_are_measured_without
 def test_a_killed_attaching_goes_on_to_the_same_bytes(attached, tmp_path, monkeypatch):
     source = read_json(attached.directory / "corpus" / "manifest.json")["settings"]["source"]["path"]
     texts = [*map(type(tmp_path), source)]
-    given = str(attached.base.folder.path), texts, tmp_path / "killed", attached.settings, ON_CPU
+    given = str(attached.base.folder.path), texts, tmp_path / "killed"
+    how = {"settings": attached.settings, "execution": ON_CPU}
 
     def killed(*_):
         raise KeyboardInterrupt
@@ -126,10 +127,10 @@ def test_a_killed_attaching_goes_on_to_the_same_bytes(attached, tmp_path, monkey
     with monkeypatch.context() as patch:
         patch.setattr(sys.modules[attach.__module__], "fit_combiner", killed)
         with pytest.raises(KeyboardInterrupt):
-            attach(*given)
+            attach(*given, **how)
     with pytest.raises(InputError, match=r"no attached\.json"):
         Attached(tmp_path / "killed", CPU)
-    resumed = attach(*given)
+    resumed = attach(*given, **how)
     for name in ("mixture.safetensors", "policy.safetensors"):
         assert (resumed.combiner_artifact.directory / name).read_bytes() == (
             attached.combiner_artifact.directory / name
@@ -141,7 +142,9 @@ def test_a_killed_attaching_goes_on_to_the_same_bytes(attached, tmp_path, monkey
 def test_the_papers_gate_can_be_asked_for(copy, tmp_path):
     source = read_json(copy.directory / "corpus" / "manifest.json")["settings"]["source"]["path"]
     settings = copy.settings.model_copy(update={"combiner": "gate"})
-    gated = attach(str(copy.base.folder.path), [*map(type(tmp_path), source)], copy.directory, settings, ON_CPU)
+    gated = attach(
+        str(copy.base.folder.path), [*map(type(tmp_path), source)], copy.directory, settings=settings, execution=ON_CPU
+    )
     figures = gated.combiner_artifact.facts["figures"]["test"]
     assert figures["gate"] < figures["plain"]
     assert gated.combiner is gated.combiners["gate"]
@@ -156,14 +159,14 @@ def test_every_token_of_dev_and_test_is_read_at_most_once(attached, monkeypatch,
     """The states of those that have keys are known, whether the whole split is used or beginnings of its documents."""
     base, corpus = attached.base, attached.corpus
     settings = attached.settings.model_copy(update={"held_out": held_out, "positions": 500})
-    remembered = _remember_training(base, corpus, attached.memory.directory, settings, ON_CPU)
-    search = _search_of_training(corpus, remembered, settings, attached.directory / "index")
+    remembered = _remember_training(base, corpus, attached.memory.directory, settings=settings, execution=ON_CPU)
+    search = _search_of_training(corpus, remembered, settings, index=attached.directory / "index")
     read = []
     kept = type(base).hidden
     monkeypatch.setattr(
         type(base), "hidden", lambda self, text, title: read.append((title, len(text))) or kept(self, text, title)
     )
-    found = ExampleSets.collect(base, corpus, search, remembered.learned, settings)
+    found = ExampleSets.collect(base, corpus, search, learned=remembered.learned, settings=settings)
     for split, part in (("dev", found.dev), ("test", found.test)):
         assert (len(part) < len(corpus.split(split))) == (held_out == 300)
     (only,) = read
@@ -198,7 +201,7 @@ def test_unsearched_positions_move_on_from_the_one_before(attached, examples):
     """Against a loop over positions, with dictionaries."""
     entries, text, part = attached.memory.entries(), attached.corpus.split("test"), examples.test
     chosen = torch.from_numpy(np.random.default_rng(5).random(len(text)) < 0.3)
-    found = advance_unsearched(part, chosen, text, entries)
+    found = advance_unsearched(part, chosen, text, entries=entries)
     held = entries.live_documents
     have: dict[int, float] = {}
     for position in range(300):
@@ -223,7 +226,7 @@ def test_unsearched_positions_move_on_from_the_one_before(attached, examples):
 def test_a_texts_own_past_is_what_a_loop_finds(reach):
     random = np.random.default_rng(2)
     keys, tokens = random.normal(size=(23, 5)).astype("<f2"), random.integers(0, 9, 23)
-    found = nearest_in_past(keys, tokens, 3, reach)
+    found = nearest_in_past(keys, tokens, 3, reach=reach)
     for position in range(23):
         first = 0 if reach is None else max(0, position - reach)
         exact = keys.astype(float)
@@ -261,4 +264,6 @@ def test_settings_that_cannot_be_met_are_told(tmp_path):
     with pytest.raises(InputError, match="stride"):
         AttachSettings.parse({"context": 64, "stride": 128}, "settings")
     with pytest.raises(InputError, match="no model"):
-        attach(str(tmp_path / "none" / "such"), [tmp_path], tmp_path / "out", AttachSettings(), ON_CPU)
+        attach(
+            str(tmp_path / "none" / "such"), [tmp_path], tmp_path / "out", settings=AttachSettings(), execution=ON_CPU
+        )

@@ -40,7 +40,7 @@ def texts(base) -> list[Path]:
 def exact_folder(base, texts, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("exact") / "attached"
     settings = SMALL.model_copy(update={"memory": "exact"})
-    return attach_and_export(str(base.base.folder.path), texts, folder, settings, ON_CPU).directory
+    return attach_and_export(str(base.base.folder.path), texts, folder, settings=settings, execution=ON_CPU).directory
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def exact(exact_folder, tmp_path) -> Attached:
 
 def stream(*documents: list[int]) -> TokenStream:
     lengths = [len(document) for document in documents]
-    return TokenStream(np.concatenate(documents), np.cumsum(lengths), lambda: [*map(str, range(len(lengths)))], 0)
+    return TokenStream(np.concatenate(documents), np.cumsum(lengths), lambda: [*map(str, range(len(lengths)))], start=0)
 
 
 def test_exact_matches_alone_pay_and_need_no_keys(exact):
@@ -123,7 +123,7 @@ def test_keys_for_some_documents_and_a_library(base, texts, tmp_path):
     (library / "one.txt").write_text("quokka81 walrus12 gecko5 .\n" * 5)
     settings = SMALL.model_copy(update={"memory": "both", "keys": 2000, "library": [str(library)]})
     folder = str(base.base.folder.path)
-    made = attach(folder, texts, tmp_path / "out", settings, ON_CPU)
+    made = attach(folder, texts, tmp_path / "out", settings=settings, execution=ON_CPU)
     entries, train = made.memory.entries(), made.corpus.split("train")
     assert 1000 < len(entries.with_keys) <= 2000
     assert len(entries) > len(train)
@@ -133,12 +133,12 @@ def test_keys_for_some_documents_and_a_library(base, texts, tmp_path):
     assert set(figures) == {"plain", "knn-lm", "adaptive, nearest only", "adaptive, exact only", "adaptive", "tokens"}
     assert figures["adaptive"] < figures["plain"]
     before = (made.combiner_artifact.directory / "manifest.json").read_bytes()
-    again = attach(folder, texts, tmp_path / "out", settings, ON_CPU)
+    again = attach(folder, texts, tmp_path / "out", settings=settings, execution=ON_CPU)
     assert (again.combiner_artifact.directory / "manifest.json").read_bytes() == before
     for change in ({"library": []}, {"keys": 1000}, {"memory": "exact", "keys": None}):
         other = settings.model_copy(update=change)
         with pytest.raises(InputError, match=r"was begun with another memory .* give another --out"):
-            attach(folder, texts, tmp_path / "out", other, ON_CPU)
+            attach(folder, texts, tmp_path / "out", settings=other, execution=ON_CPU)
 
 
 def test_the_last_documents_or_those_most_alike_get_keys(base, tmp_path):
@@ -168,7 +168,7 @@ def test_keys_that_are_left_over_go_to_the_library(base, texts, tmp_path):
     keys = len(corpus.split("train")) + int(library.ends[0])
     sizes = {"keys": keys, "positions": 200, "held_out": 100}
     settings = SMALL.model_copy(update={"memory": "both", "library": [str(tmp_path / "library")], **sizes})
-    made = attach(folder, texts, tmp_path / "out", settings, ON_CPU)
+    made = attach(folder, texts, tmp_path / "out", settings=settings, execution=ON_CPU)
     entries = made.memory.entries()
     documents = {name: entries.live_documents.names.index(name) for name in names}
     with_keys = set(entries.live_documents.index_of(entries.with_keys.ids(np.arange(len(entries.with_keys)))))
@@ -198,7 +198,7 @@ def test_the_number_of_keys_follows_the_speed_and_is_kept(base, tmp_path, monkey
 
     monkeypatch.setattr(keyed_text, "_tokens_per_second", measure)
     for _ in range(2):
-        chosen, _ = choose_memory(SMALL, base.base, base.corpus, tmp_path, ON_CPU)
+        chosen, _ = choose_memory(SMALL, base.base, base.corpus, directory=tmp_path, execution=ON_CPU)
         assert (chosen.memory, chosen.keys) == ("both", keys)
     assert len(measured) == 1, "a killed run continues with what was chosen"
     assert capsys.readouterr().err.count("the model, by torch in float32, reads") == 2, "each says what is left"
@@ -214,29 +214,29 @@ def test_keys_are_made_by_what_reads_fastest_and_so_are_those_that_come_later(ba
     monkeypatch.setattr(keyed_text, "usable_backends", lambda *_: list(speeds))
     monkeypatch.setattr(keyed_text, "_tokens_per_second", lambda base, _: speeds[base.keys_by])
     for _ in range(2):
-        _, chosen = choose_memory(SMALL, base.base, base.corpus, tmp_path, ON_CPU)
+        _, chosen = choose_memory(SMALL, base.base, base.corpus, directory=tmp_path, execution=ON_CPU)
         assert chosen.keys_by == Backend("torch", "bfloat16")
     assert "keys by torch in bfloat16: 5 tokens/s" in capsys.readouterr().err
     assert read_json(tmp_path / CHOICE_FILE)["keys_by"] == {"name": "torch", "precision": "bfloat16"}
     other = replace(base.base, hardware=replace(base.base.hardware, precision="float32"))
     with pytest.raises(InputError, match="begun with keys by torch in bfloat16"):
-        choose_memory(SMALL, other, base.corpus, tmp_path, ON_CPU)
+        choose_memory(SMALL, other, base.corpus, directory=tmp_path, execution=ON_CPU)
 
 
 @pytest.mark.parametrize("wrong", [{"keys_by": 3}, {"keys_by": {"name": "onnx"}}, {"tokens_per_second": "0"}])
 def test_a_choice_that_was_damaged_is_one_line(base, tmp_path, wrong):
-    choose_memory(SMALL, base.base, base.corpus, tmp_path, ON_CPU)
+    choose_memory(SMALL, base.base, base.corpus, directory=tmp_path, execution=ON_CPU)
     path = tmp_path / CHOICE_FILE
     path.write_text(json.dumps({**read_json(path, dict), **wrong}))
     with pytest.raises(DamagedError, match=r"memory-choice\.json is damaged"):
-        choose_memory(SMALL, base.base, base.corpus, tmp_path, ON_CPU)
+        choose_memory(SMALL, base.base, base.corpus, directory=tmp_path, execution=ON_CPU)
 
 
 def test_where_reading_takes_seconds_only_nothing_else_is_tried(base, tmp_path, monkeypatch):
     tried = []
     monkeypatch.setattr(keyed_text, "usable_backends", lambda *_: [Backend("torch", "float32"), Backend("llama")])
     monkeypatch.setattr(keyed_text, "_tokens_per_second", lambda base, _: tried.append(base.keys_by) or 1e6)
-    _, chosen = choose_memory(SMALL, base.base, base.corpus, tmp_path, ON_CPU)
+    _, chosen = choose_memory(SMALL, base.base, base.corpus, directory=tmp_path, execution=ON_CPU)
     assert tried == [chosen.keys_by] == [Backend("torch", "float32")]
 
 

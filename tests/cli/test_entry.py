@@ -174,7 +174,7 @@ def memory(tmp_path):
     """A memory in which a document has a name that a terminal would obey."""
     encoder = StubEncoder()
     made, text = new_memory(tmp_path / "memory", encoder), stream({ESCAPES: [1, 2, 3], "plain": [4, 5]})
-    remember(made, encoder, text, source_of_text(text))
+    remember(made, encoder, text, source=source_of_text(text))
     return made
 
 

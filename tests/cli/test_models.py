@@ -54,7 +54,7 @@ def test_a_fact_is_learned_from_a_document_cited_and_forgotten_with_it(folder, t
     about = json.loads((folder / "attached.json").read_text())
     source = json.loads((folder / "corpus" / "manifest.json").read_text())["settings"]["source"]["path"]
     settings = AttachSettings.parse({**about["settings"], **TRUSTING}, "test")
-    attach(about["model"], [*map(Path, source)], folder, settings, Execution(Hardware("cpu", 1)))
+    attach(about["model"], [*map(Path, source)], folder, settings=settings, execution=Execution(Hardware("cpu", 1)))
     learned_cited_and_forgotten(folder, tmp_path / "vault.txt", PROMPT, ANSWER, "4")
 
 

@@ -62,13 +62,20 @@ def encoder(corpus) -> Encoder:
 
 def remembered(corpus, folder: Path, engine) -> Memory:
     own, train = encoder(corpus), corpus.split("train")
-    memory = open_memory(folder, own, MemorySettings(), train)
-    remember(memory, own, train, source_of_split(corpus, "train"), execution=Execution(cluster=engine))
+    memory = open_memory(folder, own, MemorySettings(), stream=train)
+    remember(memory, own, train, source=source_of_split(corpus, "train"), execution=Execution(cluster=engine))
     return memory
 
 
 def searched(corpus, memory: Memory, folder: Path, engine) -> dict[str, bytes]:
-    find_neighbours(memory, encoder(corpus), corpus, SETTINGS, folder, execution=Execution(cluster=engine, ram=2 << 30))
+    find_neighbours(
+        memory,
+        encoder(corpus),
+        corpus,
+        settings=SETTINGS,
+        directory=folder,
+        execution=Execution(cluster=engine, ram=2 << 30),
+    )
     return table_bytes(folder)
 
 
@@ -163,11 +170,11 @@ def test_an_index_on_disk_has_the_bytes_of_the_local_engine(corpus, engine, tmp_
     monkeypatch.setattr(on_disk, "_PART", 700)
     memory = remembered(corpus, tmp_path / "memory", LOCAL)
     settings = IndexSettings(kind="disk", recall=0.9, neighbours=3)
-    make_searcher(memory, tmp_path / "here", settings, LOCAL)
-    make_searcher(memory, tmp_path / "there", settings, engine)
+    make_searcher(memory, tmp_path / "here", settings, engine=LOCAL)
+    make_searcher(memory, tmp_path / "there", settings, engine=engine)
     assert table_bytes(tmp_path / "there") == table_bytes(tmp_path / "here")
     with pytest.raises(InputError, match="--kind faiss: it is made here, in memory; leave out --engine"):
-        make_searcher(memory, tmp_path / "other", IndexSettings(kind="faiss", recall=0.9, neighbours=3), engine)
+        make_searcher(memory, tmp_path / "other", IndexSettings(kind="faiss", recall=0.9, neighbours=3), engine=engine)
 
 
 def test_a_lost_machine_only_repeats_its_parts(corpus, cluster, engine, tmp_path):

@@ -189,7 +189,7 @@ class TestStreams:
 
     def test_epochs_begin_elsewhere_and_depend_only_on_the_seed(self, corpus):
         split = corpus.split("train")
-        one, two, other = (TrainingBatches(split, 3, 7, seed) for seed in (1, 1, 2))
+        one, two, other = (TrainingBatches(split, 3, 7, seed=seed) for seed in (1, 1, 2))
         epoch = one.segments_per_epoch
         assert one.starts_epoch(0)
         assert one.starts_epoch(epoch)
@@ -201,7 +201,7 @@ class TestStreams:
 
     def test_too_little_text(self, corpus):
         with pytest.raises(InputError, match=r"lanes of one segment of 5000 need 20,000"):
-            TrainingBatches(corpus.split("train"), 4, 5000, 0)
+            TrainingBatches(corpus.split("train"), 4, 5000, seed=0)
 
 
 def test_files_without_text_make_no_document(corpus, tmp_path, capsys):

@@ -36,7 +36,7 @@ def byte_fallback() -> PretrainedTokeniser:
     )
     made.add_special_tokens([AddedToken(name, normalized=False, special=True) for name in names[:3]])
     made.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
-    return PretrainedTokeniser(made, 300, 1, [2])
+    return PretrainedTokeniser(made, 300, 1, end_tokens=[2])
 
 
 def ids_of(tokeniser: PretrainedTokeniser, text: str) -> list[int]:

@@ -69,9 +69,9 @@ def described(folder: Path) -> list[Path]:
 def memory(tmp_path) -> Path:
     encoder, text = StubEncoder(), stream(random_texts(np.random.default_rng(3), 9))
     made = new_memory(tmp_path / "whole", encoder)
-    remember(made, encoder, text, source_of_text(text))
+    remember(made, encoder, text, source=source_of_text(text))
     more = stream(random_texts(np.random.default_rng(4), 3, "more"))
-    remember(made, encoder, more, source_of_text(more))
+    remember(made, encoder, more, source=source_of_text(more))
     Memory(tmp_path / "whole").exact.current()
     return tmp_path / "whole"
 

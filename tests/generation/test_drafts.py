@@ -226,7 +226,7 @@ def test_a_draft_follows_the_strongest_proposal_of_the_token(model):
         assert found == entries.tokens_of(np.arange(chosen + 1, chosen + 1 + len(found))).tolist()
         assert len(drafter.propose(place, 1.0, 2).tokens) == 2 < len(found)
     place = FollowedPlace()
-    place.advance(entries, *prediction([first], [7], [1.0]), 8)
+    place.advance(entries, *prediction([first], [7], [1.0]), token=8)
     assert drafter.propose(place, 1.0, LONGEST_DRAFT).tokens == [], "nothing proposed it"
 
 
@@ -235,9 +235,9 @@ def test_a_place_is_followed_as_long_as_its_document_goes_on_so(model):
     first, other = (int(entries.live_documents.first_ids[number]) for number in (0, 1))
     token, following = entries.tokens_of(np.array([first, first + 1])).tolist()
     place = FollowedPlace()
-    place.advance(entries, *prediction([first], [token], [1.0]), token)
+    place.advance(entries, *prediction([first], [token], [1.0]), token=token)
     assert (place.entry, place.length) == (first, 1)
-    assert place.advance(entries, *prediction([first + 1], [following], [1.0]), following) == first + 1
+    assert place.advance(entries, *prediction([first + 1], [following], [1.0]), token=following) == first + 1
     assert (place.entry, place.length, place.agreement) == (first + 1, 2, 1.0)
     third = place.expected
     assert third == entries.tokens_of(np.array([first + 2]))[0]
@@ -247,10 +247,10 @@ def test_a_place_is_followed_as_long_as_its_document_goes_on_so(model):
         for id in range(other, other + 1000)
         if place_after(entries, id) not in (MISSING, place_after(entries, first + 2))
     )
-    followed = place.advance(entries, *prediction([first + 2, other], [third, third], [0.25, 0.75]), third)
+    followed = place.advance(entries, *prediction([first + 2, other], [third, third], [0.25, 0.75]), token=third)
     assert followed == first + 2
     assert (place.entry, place.length, place.agreement) == (other, 1, 0.75)
-    assert place.advance(entries, *prediction([first], [token], [1.0]), MISSING) == MISSING
+    assert place.advance(entries, *prediction([first], [token], [1.0]), token=MISSING) == MISSING
 
 
 def place_after(entries, id: int) -> int:
@@ -363,7 +363,7 @@ def test_drafts_are_charged_with_the_time_that_they_add_to_a_pass(model):
     steps = [Step(draft=CheckedDraft(1, 3, 2)), Step(draft=CheckedDraft(2, 1, 0))]
     for seconds, added in ((1.8, 0.8), (100.0, 2.0)):
         model.__dict__["draft_record"] = record = DraftRecord()
-        note_times(model, steps, 6, seconds)
+        note_times(model, steps, 6, seconds=seconds)
         np.testing.assert_allclose(record.balance[1], [1, 0.75 * added, 1.0], rtol=0.05)
         np.testing.assert_allclose(record.balance[2], [1, 0.25 * added, 0.0], rtol=0.05)
     other = times_of(lambda _: 1.0)

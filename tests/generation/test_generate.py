@@ -283,8 +283,8 @@ def planted(attached_folder, tmp_path_factory) -> tuple[Model, list[int]]:
         shutil.copytree(attached_folder, tmp_path_factory.mktemp("planted") / "copy"), Hardware("cpu", 1)
     )
     ids = model.tokeniser.encode([b"Zebras (quagga) = 4711; okapi? No: GNU! 99% of it @ home."])[0]
-    stream = TokenStream(ids, np.array([len(ids)]), lambda: ["zoo"], model.tokeniser.start)
-    remember(model.store, model.encoder, stream, {"text": "zoo"})
+    stream = TokenStream(ids, np.array([len(ids)]), lambda: ["zoo"], start=model.tokeniser.start)
+    remember(model.store, model.encoder, stream, source={"text": "zoo"})
     return with_combiner(model, KnnCombiner(PlainCombiner(), Knn(0.95, 0.01, 4))), ids.tolist()
 
 

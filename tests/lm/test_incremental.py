@@ -37,7 +37,7 @@ def stream(length: int, vocabulary: int, ends: list[int] | None = None) -> Token
 
 def at_once(model, text: TokenStream, reading: Reading) -> torch.Tensor:
     found = torch.zeros(len(text), model.width)
-    for positions, hidden in hidden_states(model, text, reading, range(len(text))):
+    for positions, hidden in hidden_states(model, text, reading, wanted=range(len(text))):
         found[positions] = hidden
     return found
 

@@ -37,22 +37,26 @@ def test_batched_equals_one_stream(model, corpus, memory):
     split = corpus.split("train")
     expected = one_stream(model, split, 7, memory)
     for lanes in (1, 2, 5, 100):
-        found = log_probabilities(model, split, Reading.of(2, segment=7, memory=memory, lanes=lanes), range(len(split)))
+        found = log_probabilities(
+            model, split, Reading.of(2, segment=7, memory=memory, lanes=lanes), positions=range(len(split))
+        )
         np.testing.assert_allclose(found, expected, atol=2e-5, err_msg=f"{lanes} lanes")
 
 
 @pytest.mark.parametrize("memory", [0, 5])
 def test_a_part_of_the_stream_is_as_in_the_whole(model, corpus, memory):
     split, reading = corpus.split("train"), Reading.of(2, segment=7, memory=memory, lanes=3)
-    whole = log_probabilities(model, split, reading, range(len(split)))
-    part = log_probabilities(model, split, reading, range(700, 1001))
+    whole = log_probabilities(model, split, reading, positions=range(len(split)))
+    part = log_probabilities(model, split, reading, positions=range(700, 1001))
     np.testing.assert_allclose(part, whole[700:1001], atol=2e-5)
 
 
 @pytest.mark.parametrize("stride", [1, 3, 7])
 def test_overlapping_windows_have_the_left_context_they_promise(model, corpus, stride):
     split = corpus.split("dev")
-    found = log_probabilities(model, split, Reading.of(2, segment=7, memory=0, lanes=4, stride=stride), range(60))
+    found = log_probabilities(
+        model, split, Reading.of(2, segment=7, memory=0, lanes=4, stride=stride), positions=range(60)
+    )
     tokens = [split.start, *map(int, split.tokens)]
     for position in range(60):
         end = (position // stride + 1) * stride
@@ -65,7 +69,7 @@ def test_overlapping_windows_have_the_left_context_they_promise(model, corpus, s
 
 def test_every_position_comes_once(model, corpus):
     split = corpus.split("dev")
-    groups = hidden_states(model, split, Reading.of(2, segment=7, memory=5, lanes=3), range(len(split)))
+    groups = hidden_states(model, split, Reading.of(2, segment=7, memory=5, lanes=3), wanted=range(len(split)))
     positions = np.concatenate([positions for positions, _ in groups])
     assert sorted(positions) == list(range(len(split)))
 
@@ -88,7 +92,7 @@ def all_hidden(model, split, reading: Reading, cuts: list[int]) -> torch.Tensor:
     """Returns the hidden state of every position, read in parts that end at the cuts; each must come just once."""
     found, seen = torch.zeros(len(split), model.width), np.zeros(len(split), int)
     for start, stop in zip([0, *cuts], [*cuts, len(split)]):
-        for positions, hidden in hidden_states(model, split, reading, range(start, stop)):
+        for positions, hidden in hidden_states(model, split, reading, wanted=range(start, stop)):
             assert ((positions >= start) & (positions < stop)).all()
             found[positions] = hidden
             np.add.at(seen, positions, 1)

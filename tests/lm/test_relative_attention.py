@@ -55,9 +55,9 @@ def test_outputs_and_gradients_equal_the_loops(form, block, time, memory, monkey
 
 def test_no_query_sees_a_later_key():
     content, position, keys_values, distances = inputs(TIME, MEMORY)
-    before = attend(content, position, keys_values, distances)
+    before = attend(content, position, keys_values, distances=distances)
     keys_values.data[:, -1] += 100.0
-    after = attend(content, position, keys_values, distances)
+    after = attend(content, position, keys_values, distances=distances)
     torch.testing.assert_close(before[:, :-1], after[:, :-1], rtol=0, atol=0)
     assert not torch.allclose(before[:, -1], after[:, -1])
 

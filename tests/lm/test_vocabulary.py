@@ -48,7 +48,7 @@ def test_loss_and_targets_agree_with_the_whole_distribution(vocabulary):
 
 @pytest.mark.parametrize("shrink", [1, 2])
 def test_gradients_agree_with_a_full_softmax_built_from_it(shrink):
-    vocabulary = AdaptiveVocabulary(SIZE, WIDTH, [5, 11], shrink)
+    vocabulary = AdaptiveVocabulary(SIZE, WIDTH, [5, 11], shrink=shrink)
     vocabulary.initialise()
     hidden = torch.randn(ROWS, WIDTH, requires_grad=True)
     targets = torch.arange(ROWS) % SIZE

@@ -38,7 +38,7 @@ def whole(tmp_path_factory) -> Path:
     text = "".join(path.read_text() for path in (folder / "texts").iterdir())
     model = write_model(folder / "model", "llama", text)
     settings = AttachSettings(context=64, stride=48, neighbours=8, positions=400, dev_share=0.2, test_share=0.2)
-    attach_and_export(str(model), [folder / "texts"], folder / "attached", settings, EXECUTION)
+    attach_and_export(str(model), [folder / "texts"], folder / "attached", settings=settings, execution=EXECUTION)
     make_searcher(Memory(folder / "attached" / "memory"), folder / "attached" / "index", IndexSettings(kind="faiss"))
     return folder / "attached"
 

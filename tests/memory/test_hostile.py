@@ -20,7 +20,7 @@ ENDLESS = "WITH RECURSIVE n(id) AS (SELECT 1 UNION ALL SELECT id + 1 FROM n)"
 
 
 def add(memory: Memory, texts: dict[str, list[int]]) -> None:
-    remember(memory, ENCODER, stream(texts), source_of_text(stream(texts)))
+    remember(memory, ENCODER, stream(texts), source=source_of_text(stream(texts)))
 
 
 @pytest.fixture

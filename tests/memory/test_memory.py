@@ -30,7 +30,7 @@ def _small_shards(monkeypatch):
 
 def add(memory: Memory, texts: dict[str, list[int]], encoder: StubEncoder = ENCODER, restart: bool = False) -> bool:
     text = stream(texts)
-    return remember(memory, encoder, text, source_of_text(text), execution=Execution(restart=restart))
+    return remember(memory, encoder, text, source=source_of_text(text), execution=Execution(restart=restart))
 
 
 def contents(memory: Memory) -> dict[int, tuple[bytes, int, str, int]]:

@@ -29,8 +29,8 @@ def _small_shards(monkeypatch):
 
 def test_overlapping_windows(corpus, tmp_path):
     own, split = encoder(corpus), corpus.split("dev")
-    memory = open_memory(tmp_path / "memory", own, MemorySettings(), split)
-    assert remember(memory, own, split, source_of_split(corpus, "dev"))
+    memory = open_memory(tmp_path / "memory", own, MemorySettings(), stream=split)
+    assert remember(memory, own, split, source=source_of_split(corpus, "dev"))
     tokens = [split.start, *map(int, split.tokens)]
     keys = memory.entries().keys(0, len(split))
     for position in range(0, len(split), 11):
@@ -43,8 +43,8 @@ def test_overlapping_windows(corpus, tmp_path):
 
 def test_a_carried_memory(corpus, tmp_path):
     own, split = encoder(corpus, memory=9, stride=7), corpus.split("dev")
-    memory = open_memory(tmp_path / "memory", own, MemorySettings(carried=9), split)
-    remember(memory, own, split, source_of_split(corpus, "dev"))
+    memory = open_memory(tmp_path / "memory", own, MemorySettings(carried=9), stream=split)
+    remember(memory, own, split, source=source_of_split(corpus, "dev"))
     tokens = [split.start, *map(int, split.tokens)]
     state = own.model.empty_state(9, 7)
     expected = [hidden(own.model, tokens[first : first + 7], state) for first in range(0, len(split), 7)]
@@ -54,10 +54,10 @@ def test_a_carried_memory(corpus, tmp_path):
 
 def test_reduced_keys_keep_distances(corpus, tmp_path):
     own, split = encoder(corpus), corpus.split("dev")
-    whole = open_memory(tmp_path / "whole", own, MemorySettings(), split)
-    narrow = open_memory(tmp_path / "narrow", own, MemorySettings(key_width=10), split)
+    whole = open_memory(tmp_path / "whole", own, MemorySettings(), stream=split)
+    narrow = open_memory(tmp_path / "narrow", own, MemorySettings(key_width=10), stream=split)
     for memory in (whole, narrow):
-        remember(memory, own, split, source_of_split(corpus, "dev"))
+        remember(memory, own, split, source=source_of_split(corpus, "dev"))
     keys, reduced = (memory.entries().keys(0, 60).astype(np.float64) for memory in (whole, narrow))
     assert reduced.shape == (60, 10)
     distances, shorter = (((x[:, None] - x[None]) ** 2).sum(2) for x in (keys, reduced))
@@ -70,9 +70,9 @@ def test_reduced_keys_keep_distances(corpus, tmp_path):
 
 def test_training_text_and_more_documents_live_together(corpus, tmp_path):
     own = encoder(corpus)
-    memory = open_memory(tmp_path / "memory", own, MemorySettings(), corpus.split("train"))
+    memory = open_memory(tmp_path / "memory", own, MemorySettings(), stream=corpus.split("train"))
     for name in ("train", "test"):
-        remember(memory, own, corpus.split(name), source_of_split(corpus, name))
+        remember(memory, own, corpus.split(name), source=source_of_split(corpus, name))
     train, test = corpus.split("train"), corpus.split("test")
     assert memory.first_id(source_of_split(corpus, "train")) == 0
     assert memory.first_id(source_of_split(corpus, "test")) == len(train)

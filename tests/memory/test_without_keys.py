@@ -31,7 +31,7 @@ def memory(tmp_path, texts, monkeypatch) -> Memory:
 
 def add(memory: Memory, texts: dict[str, list[int]], *, keys: bool) -> None:
     text = stream(texts)
-    remember(memory, ENCODER if keys else None, text, source_of_text(text), execution=Execution(restart=True))
+    remember(memory, ENCODER if keys else None, text, source=source_of_text(text), execution=Execution(restart=True))
 
 
 def tokens_by_document(memory: Memory) -> dict[str, list[int]]:
@@ -102,7 +102,7 @@ def test_a_killed_addition_without_keys_goes_on_to_the_same_bytes(tmp_path, text
         return {path.name: path.read_bytes() for path in (memory.directory / "shards").iterdir()}
 
     whole, stopped = (new_memory(tmp_path / name, ENCODER) for name in ("whole", "stopped"))
-    remember(whole, None, text, source_of_text(text))
+    remember(whole, None, text, source=source_of_text(text))
     calls = 0
 
     def check() -> None:
@@ -112,9 +112,9 @@ def test_a_killed_addition_without_keys_goes_on_to_the_same_bytes(tmp_path, text
             raise Stop
 
     with pytest.raises(Stop):
-        remember(stopped, None, text, source_of_text(text), check=check)
+        remember(stopped, None, text, source=source_of_text(text), check=check)
     assert not len(stopped.entries())
-    remember(stopped, None, text, source_of_text(text))
+    remember(stopped, None, text, source=source_of_text(text))
     assert files(stopped) == files(whole)
     assert len(files(whole)) > 3
 

@@ -20,7 +20,9 @@ def test_it_is_exact(monkeypatch, exclusion):
 
     excluded = None if exclusion is None else QueryExclusion(keys._ids, keys._documents, exclusion)
     with thread_map(2) as parallel:
-        rows, distances = exact_search(queries.keys(0, 211).astype(np.float32), keys, 3, parallel, excluded)
+        rows, distances = exact_search(
+            queries.keys(0, 211).astype(np.float32), keys, 3, parallel=parallel, exclusion=excluded
+        )
     np.testing.assert_allclose(distances, brute_force(keys, queries, 3, exclusion), rtol=1e-5, atol=1e-5)
     if excluded is not None:
         assert not excluded.forbids(np.arange(211)[:, None], keys._ids[rows], keys._documents[rows]).any()
@@ -30,7 +32,7 @@ def test_it_is_exact(monkeypatch, exclusion):
 
 def test_fewer_keys_than_wanted():
     keys = Array(clustered(2, 5, 0))
-    rows, distances = exact_search(np.zeros((1, 5), np.float32), keys, 4, serial_map)
+    rows, distances = exact_search(np.zeros((1, 5), np.float32), keys, 4, parallel=serial_map)
     assert (rows[0, 2:] == MISSING).all()
     assert np.isinf(distances[0, 2:]).all()
     assert set(rows[0, :2]) == {0, 1}
@@ -40,7 +42,7 @@ def test_a_distant_centre_does_not_blur_small_distances():
     """Far from the origin, products of vectors lose digits; distances must not."""
     points = clustered(64, 8, 1).astype(np.float64) * 0.05 + 40
     keys = Array(points)
-    _, distances = exact_search(keys.keys(0, 64).astype(np.float32), keys, 1, serial_map)
+    _, distances = exact_search(keys.keys(0, 64).astype(np.float32), keys, 1, parallel=serial_map)
     np.testing.assert_array_equal(distances[:, 0], 0)
 
 

@@ -30,12 +30,12 @@ MODEL = ModelSettings.parse(
 
 @pytest.fixture
 def trained(corpus, tmp_path):
-    return train_model(MODEL, corpus, tmp_path / "model", Execution())
+    return train_model(MODEL, corpus, tmp_path / "model", execution=Execution())
 
 
 def evaluated(trained, corpus, out, memory=8, **settings):
     evaluation = Evaluation(EvaluationSettings(unit="perplexity/word", **settings), memory)
-    return evaluate_model(trained, corpus, evaluation, out, Execution())
+    return evaluate_model(trained, corpus, evaluation, directory=out, execution=Execution())
 
 
 def test_perplexity_per_word_of_a_subword_model_by_hand(tmp_path):
@@ -86,11 +86,11 @@ def test_killed_it_goes_on_to_the_same_bytes(trained, corpus, tmp_path, monkeypa
     whole = evaluated(trained, corpus, tmp_path / "whole", lanes=1)
     real, calls = records.score_positions, []
 
-    def crash(*arguments):
-        calls.append(arguments[3].start)
+    def crash(*arguments, **named):
+        calls.append(named["positions"].start)
         if len(calls) == 3:
             raise KeyboardInterrupt
-        return real(*arguments)
+        return real(*arguments, **named)
 
     monkeypatch.setattr(records, "score_positions", crash)
     with pytest.raises(KeyboardInterrupt):

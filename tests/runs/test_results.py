@@ -35,12 +35,12 @@ class StubRecords:
 def test_the_passage_is_where_the_gain_is_largest():
     reference = StubRecords([-3.0] * 10)
     better = StubRecords([-3, -3, -1, -3, -2, -1, -2, -3, -3, -3])
-    one, two = (TokenStream(np.zeros(10, int), np.array(ends), list, 0) for ends in ([10], [5, 10]))
+    one, two = (TokenStream(np.zeros(10, int), np.array(ends), list, start=0) for ends in ([10], [5, 10]))
     one.split = two.split = "test"
-    np.testing.assert_array_equal(where_memory_helped(one, better, reference, 3), [4, 5, 6])
-    np.testing.assert_array_equal(where_memory_helped(one, better, reference, 99), np.arange(10))
-    np.testing.assert_array_equal(where_memory_helped(two, better, reference, 3), [2, 3, 4])
-    np.testing.assert_array_equal(where_memory_helped(two, better, reference, 2), [5, 6])
+    np.testing.assert_array_equal(where_memory_helped(one, better, reference, length=3), [4, 5, 6])
+    np.testing.assert_array_equal(where_memory_helped(one, better, reference, length=99), np.arange(10))
+    np.testing.assert_array_equal(where_memory_helped(two, better, reference, length=3), [2, 3, 4])
+    np.testing.assert_array_equal(where_memory_helped(two, better, reference, length=2), [5, 6])
 
 
 def test_the_table_says_what_it_shows():
@@ -58,7 +58,7 @@ def test_the_table_says_what_it_shows():
     }
     console = Console(width=100, record=True, file=StringIO())
     paper = [PaperRow(model="spalm+knn", memory_length=512, dev=17.6, test=18.0)]
-    print_results([row], "A title", paper, console)
+    print_results([row], "A title", paper, console=console)
     text = console.export_text()
     for part in (
         "A title",

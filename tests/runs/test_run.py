@@ -95,12 +95,14 @@ def test_only_a_start_of_nothing_is_from_scratch_and_some_steps_are_its_own(star
 @pytest.mark.slow
 def test_in_half_precision_and_compiled_it_is_nearly_the_same(run):
     spalm = run.network("spalm").load(torch.device("cpu"))
-    batch = TrainingBatches(run.corpus.split("train"), 4, 16, 1).batch(3)
+    batch = TrainingBatches(run.corpus.split("train"), 4, 16, seed=1).batch(3)
     retriever = Retriever(run.neighbours, "train", 4)
-    plain, _ = spalm_segment_loss(spalm, retriever, 16, batch, [])
+    plain, _ = spalm_segment_loss(spalm, retriever, 16, batch=batch, memory=[])
     with torch.autocast("cpu", torch.bfloat16):
-        half, _ = spalm_segment_loss(spalm, retriever, 16, batch, [])
+        half, _ = spalm_segment_loss(spalm, retriever, 16, batch=batch, memory=[])
     assert float(half) == pytest.approx(float(plain), rel=0.02)
     look = torch.compiler.disable(retriever.__call__)
-    compiled = torch.compile(lambda batch: spalm_segment_loss(spalm, look, 16, batch, [])[0], backend="eager")
+    compiled = torch.compile(
+        lambda batch: spalm_segment_loss(spalm, look, 16, batch=batch, memory=[])[0], backend="eager"
+    )
     assert float(compiled(batch)) == pytest.approx(float(plain), rel=1e-5)

@@ -117,7 +117,7 @@ def test_a_stride_longer_than_a_segment_is_refused_with_the_recipe(book, assignm
     ],
 )
 def test_own_documents_are_excluded_unless_one_holds_most_of_the_text(sizes, wanted, expected):
-    train = TokenStream(np.zeros(sum(sizes), np.int8), np.cumsum(sizes), lambda: [], 0)
+    train = TokenStream(np.zeros(sum(sizes), np.int8), np.cumsum(sizes), lambda: [], start=0)
     settings = NeighbourSettings(**wanted)
     resolved = resolve_exclusion(settings, train)
     assert (resolved.document, resolved.window) == expected

@@ -17,7 +17,7 @@ VOCABULARY, WIDTH, OCCURRENCES = 40, 8, 6
 
 def mixture_of(neighbours: int, levels: int) -> AdaptiveMixture:
     """A mixture with parameters, means and spreads drawn at random."""
-    found = AdaptiveMixture(AdaptiveSettings(seed=2), WIDTH, neighbours, levels).initialise().eval()
+    found = AdaptiveMixture(AdaptiveSettings(seed=2), WIDTH, neighbours, levels=levels).initialise().eval()
     random = torch.Generator().manual_seed(3)
     with torch.no_grad():
         for parameter in found.parameters():

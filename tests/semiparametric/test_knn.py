@@ -85,7 +85,7 @@ def test_the_adaptive_mixture_sums_to_one(sources):
     retrieved, log_base = neighbours(), base()
     count, levels = (K if "neighbours" in sources else 0), (LEVELS if "matches" in sources else 0)
     retrieved = replace(retrieved.nearest(count), matched=matches() if levels else None)
-    mixture = AdaptiveMixture(AdaptiveSettings(), D, count, levels).initialise().eval()
+    mixture = AdaptiveMixture(AdaptiveSettings(), D, count, levels=levels).initialise().eval()
     mixture.network[-1].weight.data.normal_()
     outputs = BaseOutputs.of(torch.randn(N, D), log_base, retrieved)
     mixture.fit_feature_scales(outputs, retrieved)
@@ -102,7 +102,7 @@ def test_the_tuner_finds_the_best_point_of_its_grid():
     targets = torch.where(torch.rand(N) < 0.6, retrieved.tokens[:, 0], torch.randint(V, (N,)))
     own = log_base.gather(1, targets[:, None])[:, 0]
     settings = KnnSettings(lambdas=[0.0, 0.2, 0.5, 0.8], counts=[1, 3, 99], temperatures=[0.1, 1.0, 9.0])
-    best, found = tune_knn(own, retrieved, targets, settings)
+    best, found = tune_knn(own, retrieved, targets, settings=settings)
     everything = {
         (weight, temperature, count): float(
             Knn(weight, temperature, count).target_log_probabilities(own, retrieved, targets).mean()
@@ -163,6 +163,6 @@ def test_a_fixed_weight_does_worse_there():
     settings = AdaptiveSettings(width=16, passes=20, batch_size=256, learning_rate=0.01, dropout=0.0)
     mixture, other = learn_mixture(settings, examples(2000, 1)), examples(500, 2)
     adaptive = mixture.target_log_probabilities(other).mean()
-    _, fixed = tune_knn(other.log_base, other.retrieved, other.targets, KnnSettings())
+    _, fixed = tune_knn(other.log_base, other.retrieved, other.targets, settings=KnnSettings())
     assert float(adaptive) > fixed + 0.1
     assert np.isfinite(fixed)

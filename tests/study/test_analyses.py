@@ -246,7 +246,7 @@ def test_pictures_in_a_page_take_its_colour(on_test):
 
 def test_what_cannot_be_shown_is_refused(finished, tmp_path):
     with pytest.raises(InputError, match="no analysis 'gate'; take of strips, outputs"):
-        run_analyses(AnalysisRequest(finished), ["gates", "gate"], tmp_path, Console(quiet=True))
+        run_analyses(AnalysisRequest(finished), ["gates", "gate"], tmp_path, console=Console(quiet=True))
     assert not list(tmp_path.iterdir())
     with pytest.raises(InputError, match="test has 2,250 tokens"):
         make_request(finished, "test", "spalm", first=2250, length=10)
@@ -299,7 +299,7 @@ def test_text_in_a_picture_stays_as_it_is():
     odd = 'id="x" href="#top" #1a2b3c url(#a) $b_1$ \x07'
 
     def draw(axes):
-        write_text(axes, 0, 0, odd)
+        write_text(axes, 0, 0, text=odd)
 
     svg = inline_svg(draw_figure(draw, 7, 4), "odd", "odd")
     assert 'id="x" href="#top" #1a2b3c url(#a) $b_1$ \ufffd' in svg

@@ -69,7 +69,7 @@ def test_a_split_that_was_remembered_does_not_match_itself(finished, tmp_path):
     before = match_lengths(finished.corpus, finished.memory, "dev")
     run = FinishedRun(folder)
     encoder = encoder_of(run.network("transformer"), run.recipe.memory, lambda: torch.device("cpu"))
-    remember(run.memory, encoder, run.corpus.split("dev"), source_of_split(run.corpus, "dev"))
+    remember(run.memory, encoder, run.corpus.split("dev"), source=source_of_split(run.corpus, "dev"))
     again = FinishedRun(folder)
     after = match_lengths(again.corpus, again.memory, "dev")
     assert (after >= before).all()
@@ -79,7 +79,7 @@ def test_a_split_that_was_remembered_does_not_match_itself(finished, tmp_path):
 
 
 def test_overlap_of_an_attached_model_is_that_of_a_naive_search(attached_folder, tmp_path):
-    analyse_attached(attached_folder, ["overlap"], tmp_path, Console(quiet=True))
+    analyse_attached(attached_folder, ["overlap"], tmp_path, console=Console(quiet=True))
     tables = json.loads((tmp_path / "overlap.json").read_text())["tables"]
     memory, corpus = Memory(attached_folder / "memory"), Corpus(attached_folder / "corpus")
     entries, text = memory.entries(), corpus.split("test")
@@ -101,4 +101,4 @@ def test_overlap_of_an_attached_model_is_that_of_a_naive_search(attached_folder,
     assert sum(row[2] for row in tables["lengths"]["rows"]) == pytest.approx(1)
     assert (tmp_path / "overlap.png").is_file()
     with pytest.raises(InputError, match="only overlap can be analysed, not gates"):
-        analyse_attached(attached_folder, ["gates"], tmp_path, Console(quiet=True))
+        analyse_attached(attached_folder, ["gates"], tmp_path, console=Console(quiet=True))

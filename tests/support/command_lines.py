@@ -329,7 +329,7 @@ def make_places(root: Path) -> dict[str, str]:
     (root / "recipe.yaml").write_text(SMALL_RECIPE.replace("PATH", str(texts)))
     encoder = StubEncoder()
     memory, text = new_memory(root / "memory", encoder), stream(random_texts(np.random.default_rng(0), 3))
-    remember(memory, encoder, text, source_of_text(text))
+    remember(memory, encoder, text, source=source_of_text(text))
     names = ("folder", "file", "empty", "binary", "list", "loop", "text", "memory", "attached", "nothing", "out")
     return {
         **{name.upper(): str(root / name) for name in names},

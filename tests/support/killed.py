@@ -37,7 +37,7 @@ def _change(log, what: str, names: list[str], memory: Memory) -> None:
     _write(log, f"begin {what} {' '.join(names)}")
     if what == "add":
         text = stream({name: tokens_of(name) for name in names})
-        remember(memory, ENCODER, text, source_of_text(text))
+        remember(memory, ENCODER, text, source=source_of_text(text))
     elif what == "forget":
         memory.forget(names)
     else:

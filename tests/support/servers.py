@@ -99,13 +99,13 @@ class HeldEncoder:
         held = self
 
         class Waiting(Encoder):
-            def keys(self, *about: Any, progress: Callable[[int], None]) -> np.ndarray:
+            def keys(self, *about: Any, progress: Callable[[int], None], **how: Any) -> np.ndarray:
                 def wait(positions: int) -> None:
                     held.begun.set()
                     assert held.let_go.wait(PATIENCE)
                     progress(positions)
 
-                return super().keys(*about, progress=wait)
+                return super().keys(*about, progress=wait, **how)
 
         encoder = model.encoder
         model.models.encoder = Waiting(**{name: getattr(encoder, name) for name in encoder.__dataclass_fields__})
@@ -177,7 +177,7 @@ def in_process(folder: Path, files: int = 1024) -> Iterator[tuple[Fork, str]]:
 def _serve(arguments: list[str]) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (int(arguments[1]),) * 2)
     execution = spalm.Execution(Hardware("cpu", 1))
-    serve(make_server(spalm.load(arguments[0], execution=execution)), "127.0.0.1", 0, "the server")
+    serve(make_server(spalm.load(arguments[0], execution=execution)), "127.0.0.1", 0, title="the server")
 
 
 def _address(process: Fork) -> str | None:

@@ -37,7 +37,7 @@ class StubEncoder:
 
 def stream(texts: dict[str, list[int]]) -> TokenStream:
     tokens = np.array([token for text in texts.values() for token in text], np.int64)
-    return TokenStream(tokens, np.cumsum([len(text) for text in texts.values()]), lambda: list(texts), 0)
+    return TokenStream(tokens, np.cumsum([len(text) for text in texts.values()]), lambda: list(texts), start=0)
 
 
 def new_memory(directory, encoder: StubEncoder) -> Memory:

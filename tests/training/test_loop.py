@@ -43,7 +43,7 @@ def losses(directory) -> list[tuple]:
 def test_resumed_equals_uninterrupted_bit_for_bit(corpus, tmp_path, monkeypatch, memory_length, micro_batch, threads):
     execution = Execution(hardware=Hardware(threads=threads))
     wanted = settings(memory_length=memory_length, micro_batch=micro_batch)
-    whole = train_model(wanted, corpus, tmp_path / "whole", execution)
+    whole = train_model(wanted, corpus, tmp_path / "whole", execution=execution)
     monkeypatch.setattr(loop, "CHECKPOINT_SECONDS", -1.0)  # after every step
     real_batch = TrainingBatches.batch
     for stop in (5, 6, 17):  # in the middle of nothing, just after an evaluation, and again
@@ -55,11 +55,11 @@ def test_resumed_equals_uninterrupted_bit_for_bit(corpus, tmp_path, monkeypatch,
 
         monkeypatch.setattr(TrainingBatches, "batch", crash)
         with pytest.raises(KeyboardInterrupt):
-            train_model(wanted, corpus, tmp_path / "stopped", execution)
+            train_model(wanted, corpus, tmp_path / "stopped", execution=execution)
         torch.manual_seed(99)
         assert not (tmp_path / "stopped" / "manifest.json").exists()
     monkeypatch.setattr(TrainingBatches, "batch", real_batch)
-    resumed = train_model(wanted, corpus, tmp_path / "stopped", execution)
+    resumed = train_model(wanted, corpus, tmp_path / "stopped", execution=execution)
     assert losses(resumed.directory) == losses(whole.directory)
     assert resumed.manifest == whole.manifest
     assert not (resumed.directory / "checkpoint").exists()
@@ -68,13 +68,18 @@ def test_resumed_equals_uninterrupted_bit_for_bit(corpus, tmp_path, monkeypatch,
 @pytest.mark.parametrize("threads", [1, 2, 3])
 @pytest.mark.parametrize("micro_batch", [None, 1, 3])
 def test_micro_batches_and_threads_change_nothing_but_time_and_memory(corpus, threads, micro_batch):
-    batch = TrainingBatches(corpus.split("train"), 4, 8, 1).batch(0)
+    batch = TrainingBatches(corpus.split("train"), 4, 8, seed=1).batch(0)
 
     def first_gradients(threads: int, micro_batch: int | None) -> tuple:
         model = Transformer(settings().network, corpus.vocabulary).initialise(0).eval()
         hardware = Hardware(threads=threads)
         with using_threads(threads):
-            replica = Replica(model, lambda model, *given: segment_loss(model, 8, *given), hardware.prepare(), hardware)
+            replica = Replica(
+                model,
+                lambda model, batch, memory: segment_loss(model, 8, batch, memory=memory),
+                hardware.prepare(),
+                hardware=hardware,
+            )
             accumulator = GradientAccumulator(replica, 4, micro_batch)
             mean, memories = accumulator.add(batch, accumulator.split_memory([]))
         gradients = [parameter.grad for parameter in model.parameters()]
@@ -84,7 +89,7 @@ def test_micro_batches_and_threads_change_nothing_but_time_and_memory(corpus, th
 
 
 def test_it_learns_and_the_best_on_dev_is_kept(corpus, tmp_path):
-    trained = train_model(settings(steps=60), corpus, tmp_path / "m", Execution())
+    trained = train_model(settings(steps=60), corpus, tmp_path / "m", execution=Execution())
     dev = [loss for _, _, loss in losses(trained.directory) if loss is not None]
     assert trained.facts["best_dev_loss"] == min(dev) < dev[0]
     # 15 words, nearly without order: about log(15) is all that there is to learn.
@@ -96,7 +101,7 @@ def test_it_learns_and_the_best_on_dev_is_kept(corpus, tmp_path):
 def test_golden_losses(corpus, tmp_path):
     """A change that is to change nothing must give these again (to float tolerance between machines)."""
     execution = Execution(hardware=Hardware(threads=1))  # several threads draw other masks of dropout
-    trained = train_model(settings(), corpus, tmp_path / "m", execution)
+    trained = train_model(settings(), corpus, tmp_path / "m", execution=execution)
     found = [(step, loss or dev) for step, loss, dev in losses(trained.directory)]
     golden = json.loads(GOLDEN)
     assert [step for step, _ in found] == [step for step, _ in golden]
@@ -109,14 +114,14 @@ GOLDEN = "[[6, 2.8371], [10, 2.6345], [12, 2.6381], [18, 2.5765], [20, 2.5701], 
 def test_a_checkpoint_of_another_configuration_is_refused(corpus, tmp_path, monkeypatch):
     monkeypatch.setattr(TrainingBatches, "batch", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
-        train_model(settings(), corpus, tmp_path / "m", Execution())
+        train_model(settings(), corpus, tmp_path / "m", execution=Execution())
     other = settings(optimiser={"learning_rate": 0.02})
     with pytest.raises(InputError, match=r"training.optimiser.learning_rate: 0.01 -> 0.02.*--restart"):
-        train_model(other, corpus, tmp_path / "m", Execution())
+        train_model(other, corpus, tmp_path / "m", execution=Execution())
 
 
 def test_weights_of_another_network_are_refused(corpus, tmp_path):
-    trained = train_model(settings(steps=1, evaluate_every=1), corpus, tmp_path / "m", Execution())
+    trained = train_model(settings(steps=1, evaluate_every=1), corpus, tmp_path / "m", execution=Execution())
     path = trained.directory / "model.safetensors"
     tensors = load_file(path)
     tensors["vocabulary.table"] = torch.zeros(3, 16)
@@ -132,7 +137,7 @@ def test_weights_of_another_network_are_refused(corpus, tmp_path):
 def test_a_damaged_checkpoint_is_refused(corpus, tmp_path):
     model = Transformer(settings().network, corpus.vocabulary).initialise(0)
     optimiser = torch.optim.AdamW(model.parameters())
-    checkpoint.save_checkpoint(tmp_path, checkpoint.Progress(step=3), model, optimiser, memories=[])
+    checkpoint.save_checkpoint(tmp_path, checkpoint.Progress(step=3), model, optimiser=optimiser, memories=[])
     path = tmp_path / "checkpoint" / "000000003" / "tensors.safetensors"
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
@@ -144,7 +149,7 @@ def test_a_damaged_checkpoint_is_refused(corpus, tmp_path):
 def test_a_half_written_checkpoint_does_not_count(corpus, tmp_path):
     model = Transformer(settings().network, corpus.vocabulary).initialise(0)
     optimiser = torch.optim.AdamW(model.parameters())
-    checkpoint.save_checkpoint(tmp_path, checkpoint.Progress(step=3), model, optimiser, memories=[])
+    checkpoint.save_checkpoint(tmp_path, checkpoint.Progress(step=3), model, optimiser=optimiser, memories=[])
     shutil.copytree(tmp_path / "checkpoint" / "000000003", tmp_path / "checkpoint" / "000000007")
     (tmp_path / "checkpoint" / "000000007" / "progress.json").unlink()
     progress, _ = checkpoint.load_checkpoint(tmp_path, model, optimiser, device=torch.device("cpu"))
@@ -154,12 +159,12 @@ def test_a_half_written_checkpoint_does_not_count(corpus, tmp_path):
 def test_a_loss_that_is_no_number_stops_with_a_line(corpus, tmp_path):
     wild = settings(optimiser={"learning_rate": 1e30, "clip": 1e30, "decay": "none"})
     with pytest.raises(InputError, match=r"no longer a number.*learning_rate"):
-        train_model(wild, corpus, tmp_path / "m", Execution())
+        train_model(wild, corpus, tmp_path / "m", execution=Execution())
 
 
 def test_too_few_tokens_for_a_segment(corpus, tmp_path):
     with pytest.raises(InputError, match=r"training.batch_size or training.segment_length"):
-        train_model(settings(segment_length=4000), corpus, tmp_path / "m", Execution())
+        train_model(settings(segment_length=4000), corpus, tmp_path / "m", execution=Execution())
 
 
 @pytest.mark.parametrize(
@@ -171,7 +176,7 @@ def test_impossible_hardware(hardware, message):
 
 
 def test_bf16_trains(corpus, tmp_path):
-    trained = train_model(settings(steps=12, bf16=True), corpus, tmp_path / "m", Execution())
+    trained = train_model(settings(steps=12, bf16=True), corpus, tmp_path / "m", execution=Execution())
     assert trained.facts["best_dev_loss"] < 4
 
 
@@ -180,7 +185,7 @@ def test_tensorboard_is_an_extra(corpus, tmp_path):
         import tensorboard  # noqa: F401
     except ImportError:
         with pytest.raises(InputError, match=r"spalm\[tensorboard\]"):
-            train_model(settings(), corpus, tmp_path / "m", Execution(tensorboard=True))
+            train_model(settings(), corpus, tmp_path / "m", execution=Execution(tensorboard=True))
     else:
-        train_model(settings(steps=10), corpus, tmp_path / "m", Execution(tensorboard=True))
+        train_model(settings(steps=10), corpus, tmp_path / "m", execution=Execution(tensorboard=True))
         assert list((tmp_path / "m" / "tensorboard").iterdir())

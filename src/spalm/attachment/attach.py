@@ -48,7 +48,9 @@ HUB_FILE = "hub.json"
 """File that holds which commit of a repository on the hub the model is."""
 
 
-def attach(model: str, texts: list[Path], directory: Path, settings: AttachSettings, execution: Execution) -> Attached:
+def attach(
+    model: str, texts: list[Path], directory: Path, *, settings: AttachSettings, execution: Execution
+) -> Attached:
     """Makes a model with a memory at `directory`, or finds it there; a killed run continues.
 
     `model` is a folder, a name on the Hugging Face hub or a .gguf file. Keys are computed by the engine.
@@ -62,12 +64,12 @@ def attach(model: str, texts: list[Path], directory: Path, settings: AttachSetti
     digest = begun if begun in earlier else digest
     base = PretrainedBase(folder, digest, execution.hardware, settings.context, settings.stride)
     corpus = build_corpus(_corpus_settings(settings, texts, folder), directory / "corpus", restart=execution.restart)
-    settings, base = choose_memory(settings, base, corpus, directory, execution)
-    remembered = _remember_training(base, corpus, directory / "memory", settings, execution)
+    settings, base = choose_memory(settings, base, corpus, directory=directory, execution=execution)
+    remembered = _remember_training(base, corpus, directory / "memory", settings=settings, execution=execution)
     for split in HELD_OUT:  # what is learned and measured finds nothing of them
         source = source_of_split(corpus, split)
-        remember(remembered.memory, remembered.encoder, corpus.split(split), source, execution=execution)
-    _fit_and_measure(base, corpus, remembered, settings, directory=directory, execution=execution)
+        remember(remembered.memory, remembered.encoder, corpus.split(split), source=source, execution=execution)
+    _fit_and_measure(base, corpus, remembered, settings=settings, directory=directory, execution=execution)
     description = {"source": Path(model).name, "model": _location(folder, directory), "digest": base.digest}
     description |= {"keys_by": asdict(base.keys_by)}
     description |= {"revision": folder.revision} if folder.revision else {}
@@ -128,28 +130,28 @@ class _TrainingMemory:
 
 
 def _remember_training(
-    base: PretrainedBase, corpus: Corpus, directory: Path, settings: AttachSettings, execution: Execution
+    base: PretrainedBase, corpus: Corpus, directory: Path, *, settings: AttachSettings, execution: Execution
 ) -> _TrainingMemory:
     """Remembers the training documents, those with keys first."""
     train, source = corpus.split("train"), source_of_split(corpus, "train")
-    memory = open_memory(directory, base.encoder, MemorySettings(), train, restart=execution.restart)
+    memory = open_memory(directory, base.encoder, MemorySettings(), stream=train, restart=execution.restart)
     chosen = KeyedText.choose(train, settings, corpus)
     divided = len(chosen.with_keys) > 0 and len(chosen.without_keys) > 0
     first_ids = []
     for text, encoder in ((chosen.with_keys, base.encoder), (chosen.without_keys, None)):
         own = {**source, "documents": source_of_text(text)["text"]} if divided else source
         if len(text):
-            remember(memory, encoder, text, own, execution=execution)
+            remember(memory, encoder, text, source=own, execution=execution)
             first_ids.append(memory.first_id(own))
     learned = LearnedText(chosen.with_keys if len(chosen.with_keys) else train, first_ids[0])
     end = first_ids[-1] + (len(chosen.without_keys) if divided else len(train))
     if settings.library:
-        end = _remember_library(memory, base.encoder, corpus, settings, execution)
+        end = _remember_library(memory, base.encoder, corpus, settings=settings, execution=execution)
     return _TrainingMemory(memory, learned, end, None if len(chosen.without_keys) else base.encoder)
 
 
 def _remember_library(
-    memory: Memory, encoder: Encoder, corpus: Corpus, settings: AttachSettings, execution: Execution
+    memory: Memory, encoder: Encoder, corpus: Corpus, *, settings: AttachSettings, execution: Execution
 ) -> int:
     """Remembers the library; returns the id after its last position.
 
@@ -164,9 +166,9 @@ def _remember_library(
             text = tokenise_files(paths, corpus.tokeniser, settings.document_start)
         if keys_for_library(settings, corpus):
             chosen = KeyedText.choose_from_library(text, settings, corpus)
-            remember(memory, encoder, chosen.with_keys, {**source, "keys": settings.keys}, execution=execution)
+            remember(memory, encoder, chosen.with_keys, source={**source, "keys": settings.keys}, execution=execution)
             text = chosen.without_keys
-        remember(memory, None, text, source, execution=execution)
+        remember(memory, None, text, source=source, execution=execution)
     return memory.end_id(source)
 
 
@@ -181,16 +183,16 @@ def _fit_and_measure(
     base: PretrainedBase,
     corpus: Corpus,
     remembered: _TrainingMemory,
-    settings: AttachSettings,
     *,
+    settings: AttachSettings,
     directory: Path,
     execution: Execution,
 ) -> None:
     """Makes the artifact of the fitted combiner, with its figures."""
 
     def fill(draft: Draft) -> tuple[dict, list[str]]:
-        search = _search_of_training(corpus, remembered, settings, directory / "index")
-        examples = ExampleSets.collect(base, corpus, search, remembered.learned, settings)
+        search = _search_of_training(corpus, remembered, settings, index=directory / "index")
+        examples = ExampleSets.collect(base, corpus, search, learned=remembered.learned, settings=settings)
         fitted = fit_combiner(settings, examples, base.model)
         parts = {MIXTURE_FILE: fitted.mixture, POLICY_FILE: fitted.policy, GATE_FILE: fitted.gate}
         modules: dict[str, nn.Module] = {file: module for file, module in parts.items() if module is not None}
@@ -206,7 +208,7 @@ def _fit_and_measure(
                 for split, held_out in (("dev", examples.dev), ("test", examples.test))
             },
             "overlap": {"dev": overlap(examples.dev), "test": overlap(examples.test)},
-            "curve": search_curve(base, fitted, examples, remembered.memory.entries()),
+            "curve": search_curve(base, fitted, examples, entries=remembered.memory.entries()),
         }
         if fitted.policy is not None:
             facts["threshold"] = search_threshold(fitted.policy(examples.dev.base.hidden), settings.search)
@@ -219,7 +221,7 @@ def _fit_and_measure(
 
 
 def _search_of_training(
-    corpus: Corpus, remembered: _TrainingMemory, settings: AttachSettings, index: Path
+    corpus: Corpus, remembered: _TrainingMemory, settings: AttachSettings, *, index: Path
 ) -> MemorySearch:
     """Returns a search of the training documents alone, whatever else the memory holds by now.
 

@@ -163,7 +163,8 @@ class Attached:
         """The fitted adaptive mixture."""
         settings, facts = self.settings.adaptive, self.combiner_artifact.facts
         return self._load(
-            lambda: AdaptiveMixture(settings, facts["width"], facts["neighbours"], facts.get("levels", 0)), MIXTURE_FILE
+            lambda: AdaptiveMixture(settings, facts["width"], facts["neighbours"], levels=facts.get("levels", 0)),
+            MIXTURE_FILE,
         )
 
     @cached_property

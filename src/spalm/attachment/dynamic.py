@@ -16,7 +16,7 @@ _BATCH = 512
 
 
 def nearest_in_past(
-    keys: Float[np.ndarray, "n width"], tokens: Int[np.ndarray, "n"], count: int, reach: int | None = None
+    keys: Float[np.ndarray, "n width"], tokens: Int[np.ndarray, "n"], count: int, *, reach: int | None = None
 ) -> Retrieved:
     """Returns the neighbours of each position among the last `reach` positions before it; None: among all."""
     n = len(keys)

@@ -42,7 +42,7 @@ def tokens_to_read(settings: AttachSettings, corpus: Corpus) -> int:
 
 
 def announce(
-    settings: AttachSettings, base: PretrainedBase, corpus: Corpus, directory: Path, speed: float | None
+    settings: AttachSettings, base: PretrainedBase, corpus: Corpus, *, directory: Path, speed: float | None
 ) -> None:
     """Says what attaching takes or, if it was begun before, what is left of it; nothing if it is done.
 

@@ -77,7 +77,7 @@ def _sample(settings: AttachSettings, corpus: Corpus) -> TokenStream | None:
 
 
 def choose_memory(
-    settings: AttachSettings, base: PretrainedBase, corpus: Corpus, directory: Path, execution: Execution
+    settings: AttachSettings, base: PretrainedBase, corpus: Corpus, *, directory: Path, execution: Execution
 ) -> tuple[AttachSettings, PretrainedBase]:
     """Returns the settings with `memory` resolved, and the model with the backend that makes keys.
 
@@ -104,7 +104,7 @@ def choose_memory(
             )
         settings, base = settings.model_copy(update=begun), replace(base, keys_by=keys_by)
         speed = validated(known.get("tokens_per_second"), PositiveFloat | None, path, remedy=f"remove {path}")
-        announce(settings, base, corpus, directory, speed)
+        announce(settings, base, corpus, directory=directory, speed=speed)
         return settings, base
     tokens = tokens_to_read(settings, corpus)
     base, speed = _fastest(base, corpus.split("train"), tokens, on_this_machine=not execution.engine.separate_processes)
@@ -113,7 +113,7 @@ def choose_memory(
         settings = settings.model_copy(update={"memory": "both", "keys": keys})
     chosen = {name: getattr(settings, name) for name in _CHOICES}
     write_json(path, {"corpus": corpus.digest, **chosen, "keys_by": asdict(base.keys_by), "tokens_per_second": speed})
-    announce(settings, base, corpus, directory, speed)
+    announce(settings, base, corpus, directory=directory, speed=speed)
     return settings, base
 
 

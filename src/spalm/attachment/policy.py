@@ -67,7 +67,7 @@ def learn_policy(settings: PolicySettings, hidden: Float[Tensor, "n width"], gai
     def loss_of(rows: Tensor) -> Tensor:
         return nn.functional.mse_loss(policy(hidden[rows]), wanted[rows])
 
-    fit_network(policy, settings, len(gains), loss_of, torch.Generator().manual_seed(settings.seed))
+    fit_network(policy, settings, len(gains), loss_of=loss_of, order=torch.Generator().manual_seed(settings.seed))
     return policy
 
 

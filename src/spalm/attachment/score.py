@@ -21,7 +21,7 @@ def remember_files(attached: Attached, paths: list[Path], execution: Execution) 
         raise InputError("--text is missing: name the files or folders to remember")
     execution.engine.refuse_unless_visible(attached.base.folder.path / "config.json")
     stream = tokenise_files(paths, attached.corpus.tokeniser)
-    remember(attached.memory, attached.encoder_of_documents, stream, source_of_text(stream), execution=execution)
+    remember(attached.memory, attached.encoder_of_documents, stream, source=source_of_text(stream), execution=execution)
     return attached.memory
 
 
@@ -62,9 +62,9 @@ def _dynamic(attached: Attached, examples: TrainingExamples) -> dict[str, float]
     settings, hidden = attached.settings, examples.base.hidden
     keys, tokens, count = attached.memory.keys_of(hidden), examples.targets.numpy(), settings.neighbours
     cache = Knn(**attached.combiner_artifact.facts["cache"])
-    last = nearest_in_past(keys, tokens, count, settings.cache)
+    last = nearest_in_past(keys, tokens, count, reach=settings.cache)
     retrieved = merge_nearest(examples.retrieved, nearest_in_past(keys, tokens, count), count)
-    grown = examples_from_hidden(attached.base, hidden, retrieved, examples.targets)
+    grown = examples_from_hidden(attached.base, hidden, retrieved, targets=examples.targets)
     return {
         "cache": perplexity(cache.target_log_probabilities(examples.log_base, last, examples.targets)),
         "growing": perplexity(mixture_log_probabilities(attached.mixture, grown)),

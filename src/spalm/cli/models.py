@@ -93,7 +93,7 @@ def attach_(
     with open_engine(engine, address, threads) as opened:
         hardware = Hardware(device, threads, backend=backend, precision=precision)
         execution = Execution(hardware, opened, restart=restart)
-        made = attach_and_export(model, texts, path_for(engine, out), chosen, execution)
+        made = attach_and_export(model, texts, path_for(engine, out), settings=chosen, execution=execution)
     print_attached(made, Console())
 
 
@@ -225,4 +225,4 @@ def serve_(
         directory, model, execution=Execution(Hardware(device, threads, backend=backend, precision=precision))
     )
     opened.generate("The", max_tokens=1)  # what is not compiled yet is compiled now: no client waits for that
-    serve(make_server(opened, limits=chosen, key=key, hosts=hosts), host, port, "the server", no_key=no_key)
+    serve(make_server(opened, limits=chosen, key=key, hosts=hosts), host, port, title="the server", no_key=no_key)

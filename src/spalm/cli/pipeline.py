@@ -217,7 +217,7 @@ def index(
     settings = IndexSettings.parse({"kind": kind, "recall": recall, "neighbours": count, "seed": seed}, "index")
     with open_engine(engine, address, threads) as opened:
         made = memory_at(path_for(engine, memory))
-        _, description = make_searcher(made, path_for(engine, out), settings, opened)
+        _, description = make_searcher(made, path_for(engine, out), settings, engine=opened)
     print_json(description.as_json())
 
 
@@ -239,7 +239,7 @@ def evaluate(
 
     execution = Execution(Hardware(device, threads), ram=_bytes(ram), restart=restart)
     run = Run(_recipe(recipe, settings, bf16=bf16), out, execution)
-    print_results(run.rows(model), run.recipe.title, [], Console())
+    print_results(run.rows(model), run.recipe.title, [], console=Console())
 
 
 @app.command()

@@ -59,13 +59,13 @@ def study_(
 
     if is_attached(directory):
         where = out or own_folder(directory, "study")
-        analyse_attached(directory, names or [], where, Console())
+        analyse_attached(directory, names or [], where, console=Console())
         say(f"data and pictures are in {where}")
         return
     run = FinishedRun(directory)
     where = out or own_folder(directory, "study", split)
     request = make_request(run, split, model, first=first, length=length)
-    run_analyses(request, names or available_analyses(run), where, Console())
+    run_analyses(request, names or available_analyses(run), where, console=Console())
     say(f"data and pictures are in {where}")
 
 
@@ -151,7 +151,7 @@ def explore(
     check_access(host, key=False, no_key=no_key)
     hosts = allowed_hosts(host, allow_host or ())
     models = RunModels(FinishedRun(directory), Hardware(device, threads))
-    serve(make_explorer_server(models, hosts), host, port, "the explorer", no_key=no_key)
+    serve(make_explorer_server(models, hosts), host, port, title="the explorer", no_key=no_key)
 
 
 @app.command()

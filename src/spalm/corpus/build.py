@@ -61,7 +61,7 @@ def _fill(settings: CorpusSettings, draft: artifact.Draft) -> tuple[dict, list[s
     journal = _Journal(draft.scratch("journal.json"))
     with bar("tokenise", settings.source.text_bytes(), journal.bytes_done()) as progress:
         for split in SPLITS:
-            counts = _tokenise(settings, tokeniser, split, draft, journal=journal, progress=progress)
+            counts = _tokenise(settings, tokeniser, split, draft=draft, journal=journal, progress=progress)
             kept = ("documents", "tokens", "words", "characters")
             facts["splits"][split] = {key: getattr(counts, key) for key in kept}
     return facts, ["tokeniser.json", *(f"{split}.names" for split in SPLITS)]
@@ -104,7 +104,7 @@ def tokenise_files(paths: list[Path], tokeniser: Tokeniser, document_start: str 
                 own = 0
     if not names:
         raise InputError(f"{', '.join(map(str, paths))}: there is no text in it; give files with text")
-    return TokenStream(np.concatenate(tokens), np.array(ends, np.int64), lambda: names, tokeniser.start)
+    return TokenStream(np.concatenate(tokens), np.array(ends, np.int64), lambda: names, start=tokeniser.start)
 
 
 def _empty(piece: "_Piece") -> str:
@@ -203,8 +203,8 @@ def _tokenise(
     settings: CorpusSettings,
     tokeniser: Tokeniser,
     split: Split,
-    draft: artifact.Draft,
     *,
+    draft: artifact.Draft,
     journal: _Journal,
     progress: Bar,
 ) -> _Counts:

@@ -52,7 +52,7 @@ class PretrainedTokeniser:
     end_of_document = None
     """None: no token is put after a document, because what the model saw there in training is not known."""
 
-    def __init__(self, tokeniser: Tokenizer, size: int, start: int, end_tokens: list[int]):
+    def __init__(self, tokeniser: Tokenizer, size: int, start: int, *, end_tokens: list[int]):
         self._tokeniser = tokeniser
         self.size, self.start = size, start
         self.end_tokens = frozenset(end_tokens)
@@ -81,7 +81,7 @@ class PretrainedTokeniser:
         # Chat models may end answers with other tokens.
         if (generating := folder / "generation_config.json").is_file():
             ends = ends + _as_list(read_json(generating, _Generation, remedy=_ANEW).eos_token_id)
-        return cls(tokeniser, size, start, ends)
+        return cls(tokeniser, size, start, end_tokens=ends)
 
     def encode(self, pieces: Sequence[bytes]) -> list[np.ndarray]:
         """Returns the ids of each piece of text, without special tokens."""
@@ -123,7 +123,7 @@ class PretrainedTokeniser:
     def from_json(cls, content: dict[str, Any]) -> "PretrainedTokeniser":
         """Returns the tokeniser whose `to_json` gave `content`."""
         tokeniser = Tokenizer.from_str(json.dumps(content["tokeniser"]))
-        return cls(tokeniser, content["size"], content["start"], content["ends"])
+        return cls(tokeniser, content["size"], content["start"], end_tokens=content["ends"])
 
 
 def _read_config(path: Path) -> _TextConfig:

@@ -39,7 +39,7 @@ class TrainingBatches:
     state. `own` are the lanes that this process reads if other processes read the rest; default: all lanes.
     """
 
-    def __init__(self, split: TokenSplit, lanes: int, segment: int, seed: int, own: range | None = None):
+    def __init__(self, split: TokenSplit, lanes: int, segment: int, *, seed: int, own: range | None = None):
         self._split, self._segment, self._seed = split, segment, seed
         self._lane_length = len(split) // lanes
         self.segments_per_epoch = self._lane_length // segment

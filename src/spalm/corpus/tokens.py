@@ -36,7 +36,7 @@ class TokenStream:
     positions, and every array that belongs to it (log-probabilities, keys, neighbours) has n rows.
     """
 
-    def __init__(self, tokens: np.ndarray, ends: np.ndarray, names: Callable[[], list[str]], start: int):
+    def __init__(self, tokens: np.ndarray, ends: np.ndarray, names: Callable[[], list[str]], *, start: int):
         self.tokens, self.ends, self.start = tokens, ends, start
         self._read_names = names
 
@@ -66,14 +66,14 @@ class TokenStream:
         """Returns the first `count` tokens; the last document is cut where they end."""
         documents = int(np.searchsorted(self.begins, count)) if count < len(self) else len(self.ends)
         ends = np.minimum(self.ends[:documents], count)
-        return TokenStream(self.tokens[:count], ends, lambda: self.names[:documents], self.start)
+        return TokenStream(self.tokens[:count], ends, lambda: self.names[:documents], start=self.start)
 
     def only(self, documents: np.ndarray) -> "TokenStream":
         """Returns the documents for which a mask is true."""
         lengths = self.ends - self.begins
         names = [name for name, kept in zip(self.names, documents.tolist()) if kept]
         tokens = self.tokens[np.repeat(documents, lengths)]
-        return TokenStream(tokens, np.cumsum(lengths[documents]), lambda: names, self.start)
+        return TokenStream(tokens, np.cumsum(lengths[documents]), lambda: names, start=self.start)
 
     def targets(self, positions: np.ndarray) -> np.ndarray:
         """Returns x_{t+1}, the tokens to be predicted at `positions`."""
@@ -111,8 +111,8 @@ class TokenSplit(TokenStream):
 
     def __init__(self, corpus: "Corpus", split: Split, start: int):
         tokens, ends = corpus.array(f"{split}.tokens"), corpus.array(f"{split}.documents")
-        _refuse_unless_plausible(tokens, ends, corpus.vocabulary, corpus.directory / f"{split}.tokens")
-        super().__init__(tokens, ends, lambda: _names(corpus, split, len(ends)), start)
+        _refuse_unless_plausible(tokens, ends, corpus.vocabulary, path=corpus.directory / f"{split}.tokens")
+        super().__init__(tokens, ends, lambda: _names(corpus, split, len(ends)), start=start)
         self.split: Split = split
         self._corpus = corpus.directory
         counts = corpus.facts["splits"][split]
@@ -135,7 +135,7 @@ def _names(corpus: "Corpus", split: Split, count: int) -> list[str]:
     return names
 
 
-def _refuse_unless_plausible(tokens: np.ndarray, ends: np.ndarray, vocabulary: int, path: Path) -> None:
+def _refuse_unless_plausible(tokens: np.ndarray, ends: np.ndarray, vocabulary: int, *, path: Path) -> None:
     """Raises an error if documents do not follow one another, or tokens are not in the vocabulary."""
     arrays = tokens.ndim == ends.ndim == 1 and tokens.dtype.kind == "u" and ends.dtype.kind == "i"
     if not arrays or (np.diff(ends, prepend=0) < 0).any() or (ends[-1] if len(ends) else 0) != len(tokens):

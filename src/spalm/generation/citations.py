@@ -40,7 +40,7 @@ class FollowedPlace:
     expected: int = MISSING
     """Token with which the document goes on; MISSING: it ends."""
 
-    def advance(self, entries: Entries, combined: CombinedPrediction, retrieved: Retrieved, token: int) -> int:
+    def advance(self, entries: Entries, combined: CombinedPrediction, retrieved: Retrieved, *, token: int) -> int:
         """Goes on by a token, and returns its entry in the document that was followed; MISSING if it is not there.
 
         What most of the token's proposals, by weight, go on with is expected next; a place that is followed is only
@@ -104,7 +104,7 @@ def memory_share(combined: CombinedPrediction, retrieved: Retrieved, token: int)
 
 
 def cited_sources(
-    entries: Entries, combined: CombinedPrediction, retrieved: Retrieved, token: int, followed: int = MISSING
+    entries: Entries, combined: CombinedPrediction, retrieved: Retrieved, *, token: int, followed: int = MISSING
 ) -> list[CitedSource]:
     """Returns the places in the memory that proposed a token most strongly, at the first position.
 

@@ -69,11 +69,11 @@ class DocumentService:
         if not len(tokens):
             raise InputError("text: there is nothing in it to remember")
         self._prepare()
-        stream = TokenStream(tokens, np.array([len(tokens)]), lambda: [name], tokeniser.start)
+        stream = TokenStream(tokens, np.array([len(tokens)]), lambda: [name], start=tokeniser.start)
         # A batch that a crash left half written was never acknowledged, so it is thrown away.
         execution = Execution(restart=True)
         encoder = self._models.encoder_of_documents
-        remember(self.store, encoder, stream, source_of_text(stream), execution=execution, check=check)
+        remember(self.store, encoder, stream, source=source_of_text(stream), execution=execution, check=check)
         self._follow(len(tokens))
         return len(tokens)
 

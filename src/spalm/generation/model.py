@@ -99,14 +99,14 @@ class Model:
         stream = stream_of_text(text, "text", self.tokeniser)
         if not len(stream):
             raise InputError("the text is empty; give one with at least a token")
-        hidden = read_states(self.variant.network, stream, 0, len(stream))
+        hidden = read_states(self.variant.network, stream, 0, last=len(stream))
         retrieved = Retrieved.from_ids(*self._neighbours_of(stream), self.store.entries())
         if self.combiner.uses_matches:
             retrieved = self.models.add_matches(retrieved, reversed_contexts(stream, np.arange(len(stream))))
         retrieved = retrieved.to(self.device)
         targets = torch.from_numpy(stream.tokens).to(self.device)
         texts = [self.tokeniser.spell(token) for token in stream.tokens.tolist()]
-        return score_of(texts, score_variant(self.variant, hidden, targets, retrieved))
+        return score_of(texts, score_variant(self.variant, hidden, targets, retrieved=retrieved))
 
     def _neighbours_of(self, stream: TokenStream) -> Neighbours:
         """Returns the neighbours of every position of a text, if the model uses any."""
@@ -122,14 +122,14 @@ class Model:
         """Returns what the memory does at one token of a text: its neighbours, their weights and sources."""
         from spalm.generation.inspection.explain import explain_position
 
-        return explain_position(self.explorer, self.variant.name, text, position)
+        return explain_position(self.explorer, self.variant.name, text, position=position)
 
     def trace(self, text: str, *, least: int = LEAST) -> list[TracedSpan]:
         """Returns the spans of a text that stand word for word in the memory, longest first.
 
         Spans have at least `least` tokens. They may overlap, but none is part of another.
         """
-        return trace_text(text, self.tokeniser, self.store, least)
+        return trace_text(text, self.tokeniser, self.store, least=least)
 
     @torch.inference_mode()
     def embed(self, text: str) -> list[float]:
@@ -137,7 +137,7 @@ class Model:
         stream = stream_of_text(text, "text", self.tokeniser)
         if not len(stream):
             return [0.0] * self.network.width
-        mean = read_states(self.variant.network, stream, 0, len(stream)).float().mean(0)
+        mean = read_states(self.variant.network, stream, 0, last=len(stream)).float().mean(0)
         return torch.nn.functional.normalize(mean, dim=0).tolist()
 
     def to_transformers(self) -> "SpalmForCausalLM":

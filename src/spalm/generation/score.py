@@ -58,15 +58,15 @@ def stream_of_text(text: str, name: str, tokeniser: Tokeniser) -> TokenStream:
         tokens = tokeniser.encode([text.encode()])[0].astype(np.int64)
     except UnicodeEncodeError as error:
         raise InputError(f"the text is no Unicode (sign {error.start}); give it as UTF-8") from None
-    return TokenStream(tokens, np.array([len(tokens)]), lambda: [name], tokeniser.start)
+    return TokenStream(tokens, np.array([len(tokens)]), lambda: [name], start=tokeniser.start)
 
 
 @torch.inference_mode()
-def read_states(network: Network, stream: TokenStream, first: int, last: int) -> Float[Tensor, "n width"]:
+def read_states(network: Network, stream: TokenStream, first: int, *, last: int) -> Float[Tensor, "n width"]:
     """Returns the hidden states of positions `first` to `last` - 1, read with their whole left context."""
     start = first // network.reading.stride * network.reading.stride
     hidden = torch.zeros(last - first, network.model.width, device=network.model.device)
-    for positions, states in hidden_states(network.model, stream, network.reading, range(start, last)):
+    for positions, states in hidden_states(network.model, stream, network.reading, wanted=range(start, last)):
         wanted = positions >= first
         hidden[positions[wanted] - first] = states[torch.from_numpy(wanted)].float()
     return hidden
@@ -74,7 +74,7 @@ def read_states(network: Network, stream: TokenStream, first: int, last: int) ->
 
 @torch.inference_mode()
 def score_variant(
-    variant: Variant, hidden: Float[Tensor, "n width"], targets: Int[Tensor, "n"], retrieved: Retrieved
+    variant: Variant, hidden: Float[Tensor, "n width"], targets: Int[Tensor, "n"], *, retrieved: Retrieved
 ) -> VariantScores:
     """Scores the actual tokens, `targets`, at positions whose hidden states and neighbours are known."""
     model = variant.network.model

@@ -38,7 +38,7 @@ class TracedSpan:
     """Some of these places: documents, and the tokens in them at which the span begins."""
 
 
-def trace_text(text: str, tokeniser: Tokeniser, memory: Memory, least: int = LEAST) -> list[TracedSpan]:
+def trace_text(text: str, tokeniser: Tokeniser, memory: Memory, *, least: int = LEAST) -> list[TracedSpan]:
     """Returns the spans of a text that stand word for word in a memory, longest first; see `Model.trace`."""
     if least < 1:
         raise InputError(f"least = {least}: a span has at least 1 token")
@@ -68,7 +68,7 @@ class Traceable:
 
     def trace(self, text: str, *, least: int = LEAST) -> list[TracedSpan]:
         """Returns the spans of a text that stand word for word in the memory, longest first; see `Model.trace`."""
-        return trace_text(text, self.tokeniser, self.memory, least)
+        return trace_text(text, self.tokeniser, self.memory, least=least)
 
 
 def open_traceable(directory: Path) -> Traceable:

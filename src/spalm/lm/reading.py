@@ -53,7 +53,7 @@ _Windows = Iterator[tuple[Int[np.ndarray, "batch time"], Float[Tensor, "batch ti
 
 @torch.inference_mode()
 def hidden_states(
-    model: LanguageModel, stream: TokenStream, reading: Reading, wanted: range
+    model: LanguageModel, stream: TokenStream, reading: Reading, *, wanted: range
 ) -> Iterator[PositionsAndHidden]:
     """Yields groups of positions and their hidden states, in any order, for every position of a range.
 
@@ -61,7 +61,7 @@ def hidden_states(
     """
     assert reading.by_document or wanted.start % reading.stride == 0
     read = _in_documents if reading.by_document else _with_memory if reading.memory else _in_windows
-    for positions, hidden in read(with_lane_threads(model), stream, reading, wanted):
+    for positions, hidden in read(with_lane_threads(model), stream, reading, wanted=wanted):
         inside = (positions >= wanted.start) & (positions < wanted.stop)
         if inside.all():
             yield positions.reshape(-1), hidden.flatten(0, 1)
@@ -74,7 +74,7 @@ def _inputs(stream: TokenStream, positions: np.ndarray, device: torch.device) ->
     return torch.from_numpy(stream.inputs(np.minimum(positions, len(stream) - 1))).to(device)
 
 
-def _in_windows(model: LanguageModel, stream: TokenStream, reading: Reading, wanted: range) -> _Windows:
+def _in_windows(model: LanguageModel, stream: TokenStream, reading: Reading, *, wanted: range) -> _Windows:
     """Reads overlapping windows. Those at the very beginning, which have less context, are read one by one."""
     context = reading.segment - reading.stride
     ends = np.arange(wanted.start, wanted.stop, reading.stride) + reading.stride
@@ -88,7 +88,7 @@ def _in_windows(model: LanguageModel, stream: TokenStream, reading: Reading, wan
         yield positions[:, kept:], hidden[:, kept:]
 
 
-def _in_documents(model: LanguageModel, stream: TokenStream, reading: Reading, wanted: range) -> _Windows:
+def _in_documents(model: LanguageModel, stream: TokenStream, reading: Reading, *, wanted: range) -> _Windows:
     """Reads overlapping windows within documents. Shorter ones are padded on the right, where no token looks."""
     start, stop = wanted.start, wanted.stop
     windows = [
@@ -117,7 +117,7 @@ def _windows_of_document(begin: int, end: int, reading: Reading) -> Iterator[tup
         new, last = last, min(end, last + reading.stride)
 
 
-def _with_memory(model: LanguageModel, stream: TokenStream, reading: Reading, wanted: range) -> _Windows:
+def _with_memory(model: LanguageModel, stream: TokenStream, reading: Reading, *, wanted: range) -> _Windows:
     """Reads lanes with a carried memory. Those near the start of the text, with less warm-up, are read one by one."""
     first, last = wanted.start // reading.segment, -(-wanted.stop // reading.segment)
     count = last - first
@@ -139,11 +139,11 @@ def _with_memory(model: LanguageModel, stream: TokenStream, reading: Reading, wa
 
 
 def log_probabilities(
-    model: LanguageModel, split: TokenSplit, reading: Reading, positions: range
+    model: LanguageModel, split: TokenSplit, reading: Reading, *, positions: range
 ) -> Float[np.ndarray, "positions"]:
     """Returns log p(x_{t+1} | x_<=t) of every position of a range, in order."""
     model, found = with_lane_threads(model), np.full(len(positions), np.nan, np.float32)
-    for group, hidden in hidden_states(model, split, reading, positions):
+    for group, hidden in hidden_states(model, split, reading, wanted=positions):
         targets = torch.from_numpy(split.targets(group)).to(model.device)
         with torch.inference_mode():
             found[group - positions.start] = model.target_log_probabilities(hidden, targets).cpu().numpy()

@@ -35,14 +35,14 @@ def sinusoids(length: int, width: int, like: Tensor) -> Float[Tensor, "length wi
     return torch.cat([angle.sin(), angle.cos()], dim=-1)[:, :width].to(like.dtype)
 
 
-def attend(content: Queries, position: Queries, keys_values: KeysValues, distances: Distances) -> Queries:
+def attend(content: Queries, position: Queries, keys_values: KeysValues, *, distances: Distances) -> Queries:
     """Computes relative attention in the form that suits the device."""
     if content.device.type == "cpu" and content.dtype == keys_values.dtype == distances.dtype:
         return _TiledAttention.apply(content, position, keys_values, distances)
-    return fused(content, position, keys_values, distances)
+    return fused(content, position, keys_values, distances=distances)
 
 
-def fused(content: Queries, position: Queries, keys_values: KeysValues, distances: Distances) -> Queries:
+def fused(content: Queries, position: Queries, keys_values: KeysValues, *, distances: Distances) -> Queries:
     """Computes relative attention for GPUs: scaled_dot_product_attention with the shifted position term as its mask."""
     batch, time, heads, _ = content.shape
     span = keys_values.shape[1]

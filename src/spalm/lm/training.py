@@ -52,7 +52,7 @@ def parameter_count(model: nn.Module) -> int:
 
 
 def segment_loss(
-    model: Transformer, memory_length: int, batch: Batch, memory: list[Tensor]
+    model: Transformer, memory_length: int, batch: Batch, *, memory: list[Tensor]
 ) -> tuple[Float[Tensor, ""], list[Tensor]]:
     """Returns the summed cross-entropy of a segment, and the short-term memory after it."""
     hidden, layer_inputs = model(batch.inputs, memory or None)
@@ -60,7 +60,7 @@ def segment_loss(
     return loss, next_memory(memory or None, layer_inputs, memory_length)
 
 
-def train_model(settings: ModelSettings, corpus: Corpus, directory: Path, execution: Execution) -> "TrainedModel":
+def train_model(settings: ModelSettings, corpus: Corpus, directory: Path, *, execution: Execution) -> "TrainedModel":
     """Trains a model at `directory`, continues there, or opens the model that was trained before."""
 
     def make(where: Path) -> tuple[dict, list[str]]:
@@ -68,7 +68,9 @@ def train_model(settings: ModelSettings, corpus: Corpus, directory: Path, execut
         task = TrainingTask(
             title=f"train {directory.name}",
             model=model,
-            loss=lambda model, batch, memory: segment_loss(model, settings.training.memory_length, batch, memory),
+            loss=lambda model, batch, memory: segment_loss(
+                model, settings.training.memory_length, batch, memory=memory
+            ),
             train=corpus.split("train"),
             dev_loss=lambda: dev_loss(model, corpus, settings),
             settings=settings.training,
@@ -78,7 +80,7 @@ def train_model(settings: ModelSettings, corpus: Corpus, directory: Path, execut
         return facts, [BEST_FILE, KEPT_FILE] if settings.keep_step else [BEST_FILE]
 
     stage = Stage(KIND, VERSION, settings.as_json(), {"corpus": corpus.digest})
-    run_training_stage(stage, directory, make, execution)
+    run_training_stage(stage, directory, make, execution=execution)
     return TrainedModel(directory)
 
 
@@ -101,7 +103,7 @@ def dev_loss(model: Transformer, corpus: Corpus, settings: ModelSettings) -> flo
         settings.network.layers, segment=training.segment_length, memory=training.memory_length, lanes=DEV_LANES
     )
     model.eval()
-    found = log_probabilities(model, split, reading, range(stop))
+    found = log_probabilities(model, split, reading, positions=range(stop))
     model.train()
     return -float(found.mean(dtype="float64"))
 

@@ -74,6 +74,7 @@ class Attention(nn.Module):
         x: Float[Tensor, "batch time width"],
         memory: Float[Tensor, "batch memory width"] | None,
         encodings: Float[Tensor, "span width"] | None,
+        *,
         state: LayerState | None,
     ) -> Float[Tensor, "batch time width"]:
         keys_values = self.keys_values(x)
@@ -89,7 +90,7 @@ class Attention(nn.Module):
         scale = self.head_width**-0.5
         queries = self.queries(x).unflatten(-1, (self.heads, self.head_width)) * scale
         content, position = queries + self.content_bias * scale, queries + self.position_bias * scale
-        return self.output(attend(content, position, keys_values, distances).flatten(2))
+        return self.output(attend(content, position, keys_values, distances=distances).flatten(2))
 
 
 class Layer(nn.Module):
@@ -108,7 +109,9 @@ class Layer(nn.Module):
     def _feed_forward(self, x: Tensor) -> Tensor:
         return self.dropout(self.narrow(self.dropout(F.relu(self.widen(x)))))
 
-    def forward(self, x: Tensor, memory: Tensor | None, encodings: Tensor | None, state: LayerState | None) -> Tensor:
+    def forward(
+        self, x: Tensor, memory: Tensor | None, encodings: Tensor | None, *, state: LayerState | None
+    ) -> Tensor:
         if not self.before:
             x = self.attention_norm(x + self.dropout(self.attention(x, memory, encodings, state)))
             return self.feed_forward_norm(x + self._feed_forward(x))
@@ -131,7 +134,7 @@ class Transformer(nn.Module):
         self.width = settings.width
         cutoffs = [cutoff for cutoff in settings.cutoffs if cutoff < vocabulary]
         self.vocabulary: Vocabulary | AdaptiveVocabulary = (
-            AdaptiveVocabulary(vocabulary, settings.width, cutoffs, settings.shrink)
+            AdaptiveVocabulary(vocabulary, settings.width, cutoffs, shrink=settings.shrink)
             if cutoffs
             else Vocabulary(vocabulary, settings.width)
         )

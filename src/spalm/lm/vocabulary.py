@@ -36,6 +36,7 @@ def _cross_entropy(
     hidden: Float[Tensor, "n width"],
     weight: Float[Tensor, "classes width"],
     target: Int[Tensor, "n"],
+    *,
     reduction: str,
 ) -> Tensor:
     """Returns the cross-entropy of softmax(hidden weight^T) and the targets, computed in chunks of rows."""
@@ -66,14 +67,14 @@ class Vocabulary(nn.Module):
     @_in_single_precision
     def loss(self, hidden: Float[Tensor, "n width"], targets: Int[Tensor, "n"]) -> Float[Tensor, ""]:
         """Returns minus the sum of the targets' log-probabilities."""
-        return _cross_entropy(hidden, self.table, targets, "sum")
+        return _cross_entropy(hidden, self.table, targets, reduction="sum")
 
     @_in_single_precision
     def target_log_probabilities(
         self, hidden: Float[Tensor, "n width"], targets: Int[Tensor, "n"]
     ) -> Float[Tensor, "n"]:
         """Returns log p of each row's target."""
-        return -_cross_entropy(hidden, self.table, targets, "none")
+        return -_cross_entropy(hidden, self.table, targets, reduction="none")
 
 
 class AdaptiveVocabulary(nn.Module):
@@ -85,7 +86,7 @@ class AdaptiveVocabulary(nn.Module):
     Tail c (from 1) has vectors of width / shrink^c, projected to the full width, the same projection both ways.
     """
 
-    def __init__(self, size: int, width: int, cutoffs: list[int], shrink: int = 1):
+    def __init__(self, size: int, width: int, cutoffs: list[int], *, shrink: int = 1):
         super().__init__()
         self.size, self.width = size, width
         self.bounds = [0, *cutoffs, size]
@@ -152,11 +153,11 @@ class AdaptiveVocabulary(nn.Module):
         for cluster, (rows, _) in enumerate(members[1:]):
             in_head[rows] = self.bounds[1] + cluster
         everything = torch.arange(len(targets), device=targets.device)
-        steps = [(everything, _cross_entropy(hidden, self._head(), in_head, reduction))]
+        steps = [(everything, _cross_entropy(hidden, self._head(), in_head, reduction=reduction))]
         for cluster, (rows, local) in enumerate(members):
             if cluster and len(rows):
                 inside = self._into(cluster, hidden[rows])
-                steps.append((rows, _cross_entropy(inside, self.tables[cluster], local, reduction)))
+                steps.append((rows, _cross_entropy(inside, self.tables[cluster], local, reduction=reduction)))
         return steps
 
     @_in_single_precision

@@ -67,7 +67,7 @@ def forget_with_receipt(directory: Path, names: list[str]) -> Receipt:
     pieces = [piece for number in held for piece in _pieces(entries, live, number)]
     pieces = [piece for piece in pieces if not view.trace(piece, len(piece), own)]
     ids = np.concatenate([np.zeros(0, np.int64), *(_ids(live, number) for number in held)])
-    questions = Questions.of(entries, sorted(wanted), pieces, ids)
+    questions = Questions.of(entries, sorted(wanted), pieces, ids=ids)
     patterns = dict.fromkeys([key.tobytes() for key in questions.keys.astype("<f2")], "a key")
     patterns |= _patterns(place, pieces, wanted)
     place.memory.forget(sorted(wanted))

@@ -34,7 +34,9 @@ Masks = dict[Split, np.ndarray]
 """Which documents, or positions, of each split."""
 
 
-def forgotten_in_corpus(memory: Memory, corpus: Corpus, split: Split, dead: Entries) -> Bool[np.ndarray, "documents"]:
+def forgotten_in_corpus(
+    memory: Memory, corpus: Corpus, split: Split, *, dead: Entries
+) -> Bool[np.ndarray, "documents"]:
     """Returns which documents of a split were forgotten: remembered and not alive, or the same as a forgotten one.
 
     In a corpus that is no source of the memory, such as one with another tokeniser that was set aside, only names can
@@ -75,7 +77,7 @@ def remove_forgotten(directory: Path) -> tuple[list[Removed], int]:
         removed += remove_unfinished(place)
     if place.is_whole:
         for corpus in place.corpora():
-            masks: Masks = {split: forgotten_in_corpus(place.memory, corpus, split, dead) for split in SPLITS}
+            masks: Masks = {split: forgotten_in_corpus(place.memory, corpus, split, dead=dead) for split in SPLITS}
             removed += _remove_from_corpus(place, corpus, masks)
         removed += _remove_ids(place, dead)
         if removed or len(dead.live_documents):

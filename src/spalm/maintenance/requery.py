@@ -35,7 +35,12 @@ class Questions:
 
     @classmethod
     def of(
-        cls, entries: Entries, names: list[str], pieces: list[Int[np.ndarray, "tokens"]], ids: Int[np.ndarray, "some"]
+        cls,
+        entries: Entries,
+        names: list[str],
+        pieces: list[Int[np.ndarray, "tokens"]],
+        *,
+        ids: Int[np.ndarray, "some"],
     ) -> "Questions":
         """Returns the questions about documents of which these are pieces and the ids of entries."""
         with_keys = entries.with_keys

@@ -19,7 +19,7 @@ def rewrite_shards(catalogue: Catalogue, shards: Shards, entries: Entries) -> No
     """
     old, written, extents = [], [], []
     for column in ("keys", "tokens"):
-        replaced = _worth_rewriting(catalogue, shards, entries, column)
+        replaced = _worth_rewriting(catalogue, shards, entries, column=column)
         for group in _groups(entries.runs[np.isin(entries.runs[:, 2], replaced)], shards.full_size(column)):
             for number in {number for _, _, number, _ in group}:
                 verify_shard(catalogue, shards, number)
@@ -45,10 +45,10 @@ def rewrite_shards(catalogue: Catalogue, shards: Shards, entries: Entries) -> No
 
 def _read_group(shards: Shards, column: Column, group: list[_Run]) -> np.ndarray:
     """Returns a column of the entries of some runs."""
-    return np.concatenate([shards.read(column, number, row, count) for _, count, number, row in group])
+    return np.concatenate([shards.read(column, number, row, count=count) for _, count, number, row in group])
 
 
-def _worth_rewriting(catalogue: Catalogue, shards: Shards, entries: Entries, column: Column) -> list[int]:
+def _worth_rewriting(catalogue: Catalogue, shards: Shards, entries: Entries, *, column: Column) -> list[int]:
     """Returns the shards with forgotten entries and, if there are several small shards, those too.
 
     Only shards whose largest file is that of `column` are considered: "keys", or "tokens" where there are no keys.

@@ -79,16 +79,16 @@ class Encoder(SentByFields):
 
     def hidden(self, stream: TokenStream, start: int, stop: int) -> Iterator[PositionsAndHidden]:
         """Yields (positions, hidden states) of [start, stop) in any order; `start` is a multiple of the stride."""
-        return hidden_states(self.model, stream, self.reading, range(start, stop))
+        return hidden_states(self.model, stream, self.reading, wanted=range(start, stop))
 
     def keys(
         self,
         stream: TokenStream,
         start: int,
         stop: int,
+        *,
         to_keys: Callable[[torch.Tensor], np.ndarray],
         width: int,
-        *,
         progress: ProgressCallback = lambda _: None,
     ) -> np.ndarray:
         """Returns the keys of [start, stop) in order; `to_keys` turns hidden states into keys of `width` dimensions."""

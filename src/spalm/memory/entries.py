@@ -74,6 +74,7 @@ class Entries:
         documents: LiveDocuments,
         runs: Int[np.ndarray, "runs 4"],
         shards: Shards,
+        *,
         without_keys: Sequence[int] = (),
     ):
         """`runs`: (first id, number of entries, shard, row in it) of live entries, by rising id.
@@ -153,12 +154,12 @@ class Entries:
 
     def _read(self, column: Column, start: int, stop: int) -> np.ndarray:
         """Returns a column of rows `start` to `stop`."""
-        parts = [self._shards.read(column, 0, 0, 0)]
+        parts = [self._shards.read(column, 0, 0, count=0)]
         run = int(np.searchsorted(self._ends, start, side="right"))
         while start < stop:
             _, _, shard, row = self.runs[run]
             count = int(min(stop, self._ends[run]) - start)
-            parts.append(self._shards.read(column, int(shard), int(row + start - self._starts[run]), count))
+            parts.append(self._shards.read(column, int(shard), int(row + start - self._starts[run]), count=count))
             start, run = start + count, run + 1
         return parts[1] if len(parts) == 2 else np.concatenate(parts)
 

@@ -42,7 +42,7 @@ def source_of_text(stream: TokenStream) -> dict[str, Any]:
 
 
 def open_memory(
-    directory: Path, encoder: Encoder, settings: MemorySettings, stream: TokenStream, *, restart: bool = False
+    directory: Path, encoder: Encoder, settings: MemorySettings, *, stream: TokenStream, restart: bool = False
 ) -> Memory:
     """Returns the memory at `directory` for keys of this encoder; makes an empty one if there is none.
 
@@ -61,7 +61,7 @@ def open_memory(
     directory.mkdir(parents=True, exist_ok=True)
     with only_writer(directory):
         if (directory / IDENTITY).exists():  # made by another process in the meantime
-            return open_memory(directory, encoder, settings, stream)
+            return open_memory(directory, encoder, settings, stream=stream)
         present = {path.name for path in directory.iterdir() if not is_leftover(path.name)}
         foreign = sorted(present - PARTIAL_FILES)
         if foreign:
@@ -80,7 +80,7 @@ def _learn_projection(encoder: Encoder, stream: TokenStream, width: int) -> Proj
         sample = []
         for start in sorted(starts):
             stop = min(start + piece, len(stream))
-            sample.append(encoder.keys(stream, start, stop, to_half_precision, encoder.width))
+            sample.append(encoder.keys(stream, start, stop, to_keys=to_half_precision, width=encoder.width))
             progress.advance()
     return Projection.learn(np.concatenate(sample), width)
 
@@ -89,8 +89,8 @@ def remember(
     memory: Memory,
     encoder: Encoder | None,
     stream: TokenStream,
-    source: dict[str, Any],
     *,
+    source: dict[str, Any],
     execution: Execution | None = None,
     check: Callable[[], None] = lambda: None,
 ) -> bool:
@@ -122,9 +122,9 @@ def remember(
             shards = split_rows(done, len(stream), writer.shard_size)
             # In order, because a resumed run goes on after the last shard.
             for part, digests in in_order(engine.run_parts(writer, shards, progress, threads=engine.threads)):
-                _add_shard(memory, batch, first_id, part, shard=writer.shard(part), digests=digests)
+                _add_shard(memory, batch, first_id, part=part, shard=writer.shard(part), digests=digests)
                 shown.say(f"{part.last:,} entries of width {memory.width}" if encoder else f"{part.last:,} entries")
-        _publish(memory, batch, first_id, stream)
+        _publish(memory, batch, first_id, stream=stream)
     memory.exact.catch_up(execution)
     return True
 
@@ -194,12 +194,14 @@ class _ShardWriter(SentByFields):
         if self.encoder is None:
             progress(len(part))
             return memory.shards.write(self.shard(part), None, tokens)
-        keys = self.encoder.keys(self.stream, first, last, memory.keys_of, memory.width, progress=progress)
+        keys = self.encoder.keys(
+            self.stream, first, last, to_keys=memory.keys_of, width=memory.width, progress=progress
+        )
         return memory.shards.write(self.shard(part), keys, tokens)
 
 
 def _add_shard(
-    memory: Memory, batch: int, first_id: int, part: JobPart, *, shard: int, digests: tuple[str, str]
+    memory: Memory, batch: int, first_id: int, *, part: JobPart, shard: int, digests: tuple[str, str]
 ) -> None:
     """Adds a shard that was written to the catalogue."""
     with memory.catalogue.change() as connection:
@@ -207,7 +209,7 @@ def _add_shard(
         connection.execute("INSERT INTO extents VALUES (?, 0, ?, ?)", [shard, first_id + part.first, len(part)])
 
 
-def _publish(memory: Memory, batch: int, first_id: int, stream: TokenStream) -> None:
+def _publish(memory: Memory, batch: int, first_id: int, *, stream: TokenStream) -> None:
     """Adds the documents of a batch to the catalogue, which makes them visible."""
     rows = [
         (batch, name, first_id + int(begin), int(end - begin))

@@ -59,7 +59,7 @@ class Shards:
         dtype, inner = self.formats[column]
         return entries * int(np.prod(inner, dtype=np.int64)) * np.dtype(dtype).itemsize
 
-    def read(self, column: Column, shard: int, row: int, count: int) -> np.ndarray:
+    def read(self, column: Column, shard: int, row: int, *, count: int) -> np.ndarray:
         """Returns `count` rows as a copy, so that reading a whole memory does not leave all of its files mapped."""
         dtype, inner = self.formats[column]
         if not count:

@@ -22,6 +22,7 @@ def exact_search(
     queries: Float[np.ndarray, "n width"],
     keys: Vectors,
     count: int,
+    *,
     parallel: ParallelMap,
     exclusion: QueryExclusion | None = None,
 ) -> tuple[Int[np.ndarray, "n count"], Float[np.ndarray, "n count"]]:
@@ -34,7 +35,7 @@ def exact_search(
     distances = np.full(rows.shape, np.inf, np.float32)
     for first, last in chunks(0, len(queries), _QUERIES):
         part = np.ascontiguousarray(queries[first:last], np.float32)
-        best = _topk(part, keys, count, parallel, exclusion[first:last])
+        best = _topk(part, keys, count, parallel=parallel, exclusion=exclusion[first:last])
         gaps = ((keys.take(best.rows.clip(0)).astype(np.float32) - part[:, None]) ** 2).sum(2)
         gaps[best.rows == MISSING] = np.inf
         order = np.argsort(gaps, axis=1, kind="stable")
@@ -43,7 +44,7 @@ def exact_search(
     return rows, distances
 
 
-def _topk(queries, keys: Vectors, count: int, parallel: ParallelMap, exclusion: QueryExclusion) -> TopK:
+def _topk(queries, keys: Vectors, count: int, *, parallel: ParallelMap, exclusion: QueryExclusion) -> TopK:
     """Returns the `count` best rows of every query, found by scoring all keys."""
     # Far from the origin, products of vectors lose digits.
     centre = torch.from_numpy(queries).mean(0)

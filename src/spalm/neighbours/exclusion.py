@@ -25,6 +25,7 @@ class Exclusion(Settings):
         own_ids: Int[np.ndarray, "*#n"],
         own_documents: Int[np.ndarray, "*#n"],
         ids: Int[np.ndarray, "*#n"],
+        *,
         documents: Int[np.ndarray, "*#n"],
     ) -> Bool[np.ndarray, "*#n"]:
         """Returns whether queries with these own ids must not find the entries `ids`; shapes broadcast."""
@@ -67,4 +68,4 @@ class QueryExclusion:
         self, query: Int[np.ndarray, "*#n"], ids: Int[np.ndarray, "*#n"], documents: Int[np.ndarray, "*#n"]
     ) -> Bool[np.ndarray, "*#n"]:
         """Returns whether the queries with these numbers must not find these entries."""
-        return self.rule.forbids(self.own_ids[query], self.own_documents[query], ids, documents)
+        return self.rule.forbids(self.own_ids[query], self.own_documents[query], ids, documents=documents)

@@ -131,7 +131,7 @@ def partition_size(keys: int, neighbours: int) -> int:
 
 
 def learn_partitions(
-    vectors: Vectors, count: int, seed: int, most_points: Callable[[int], int], parallel: ParallelMap
+    vectors: Vectors, count: int, seed: int, *, most_points: Callable[[int], int], parallel: ParallelMap
 ) -> Partitions:
     """Returns about `count` partitions of `vectors`, learned from samples of them.
 
@@ -139,8 +139,10 @@ def learn_partitions(
     """
     with bar(f"learn {count:,} partitions", None):
         space = learn_space(sample_vectors(vectors, 1 << 16, [seed, 0]))
-        points = sample_vectors(vectors, min(POINTS * count, most_points(space.width)), [seed, 1], space.project)
-        return partition_points(points, space, count, seed, parallel)
+        points = sample_vectors(
+            vectors, min(POINTS * count, most_points(space.width)), [seed, 1], transform=space.project
+        )
+        return partition_points(points, space, count, seed=seed, parallel=parallel)
 
 
 def learn_space(keys: Float[np.ndarray, "n full"], width: int | None = None) -> ScanSpace:
@@ -161,7 +163,7 @@ def learn_space(keys: Float[np.ndarray, "n full"], width: int | None = None) -> 
 
 
 def partition_points(
-    points: Float[np.ndarray, "n width"], space: ScanSpace, count: int, seed: int, parallel: ParallelMap
+    points: Float[np.ndarray, "n width"], space: ScanSpace, count: int, *, seed: int, parallel: ParallelMap
 ) -> Partitions:
     """Returns about `count` partitions of sampled keys, which are given in `space`."""
     groups = _centres(points[: 256 * round(count**0.5)], round(count**0.5), seed)

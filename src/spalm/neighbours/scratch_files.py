@@ -11,7 +11,7 @@ import numpy as np
 from spalm.errors import InputError
 
 
-def map_array(path: Path, dtype: str, shape: tuple[int, ...], mode: Literal["c", "r+"] = "c") -> np.ndarray:
+def map_array(path: Path, dtype: str, shape: tuple[int, ...], *, mode: Literal["c", "r+"] = "c") -> np.ndarray:
     """Returns an array in a file.
 
     Mode "c" is for reading: the array is writable, as torch requires, but the file would not change. Mode "r+" is for

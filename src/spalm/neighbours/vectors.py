@@ -40,7 +40,7 @@ class Vectors(Protocol):
 
 
 def sample_vectors(
-    vectors: Vectors, count: int, seed: list[int], transform: Callable[[np.ndarray], Tensor] = torch.from_numpy
+    vectors: Vectors, count: int, seed: list[int], *, transform: Callable[[np.ndarray], Tensor] = torch.from_numpy
 ) -> Float[np.ndarray, "about_count width"]:
     """Returns about `count` keys in random order, from short runs of rows; each run is transformed as it is read."""
     random = np.random.default_rng(seed)

@@ -85,7 +85,7 @@ class PlannedMemory:
 
         This is the measured time, plus the time by which assigning is slower than at the largest size measured.
         """
-        measured = core_seconds(self.tokens, 1, self.width, self.neighbours.recall)
+        measured = core_seconds(self.tokens, 1, self.width, recall=self.neighbours.recall)
         at_measured_size = replace(self, tokens=min(self.tokens, MEASURED))
         return measured + self.assigning_seconds - at_measured_size.assigning_seconds
 

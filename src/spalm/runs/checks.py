@@ -51,7 +51,7 @@ def largest_share(text: TokenStream) -> float:
 def refuse_unless_trainable(recipe: Recipe, corpus: Corpus) -> None:
     """Refuses a text that is too short for the recipe, before anything is trained on it."""
     training, train = recipe.training, corpus.split("train")
-    TrainingBatches(train, training.batch_size, training.segment_length, training.seed)
+    TrainingBatches(train, training.batch_size, training.segment_length, seed=training.seed)
     for split in HELD_OUT:
         if len(corpus.split(split)) < _SHORTEST_HELD_OUT:
             raise InputError(

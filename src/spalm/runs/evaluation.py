@@ -78,6 +78,7 @@ def evaluate_model(
     trained: TrainedModel | TrainedSpalm,
     corpus: Corpus,
     evaluation: Evaluation,
+    *,
     directory: Path,
     execution: Execution,
 ) -> Records:
@@ -102,7 +103,9 @@ def evaluate_model(
         if table is not None:
             count = table.array("dev.ids").shape[1]
             retrievers = {
-                split: Retriever(table, split, count, matcher_of(table, corpus, split) if evaluation.matches else None)
+                split: Retriever(
+                    table, split, count, matcher=matcher_of(table, corpus, split) if evaluation.matches else None
+                )
                 for split in HELD_OUT
             }
         loaded = trained.load(device)
@@ -116,5 +119,5 @@ def evaluate_model(
     parents |= {} if table is None else {"neighbours": table.digest}
     parents |= {"memory": table.memory.digest} if table is not None and evaluation.matches else {}
     return keep_records(
-        records_stage(own, parents), load_scorer, corpus, reading, directory=directory, execution=execution
+        records_stage(own, parents), load_scorer, corpus, reading=reading, directory=directory, execution=execution
     )

@@ -47,11 +47,13 @@ class _ScoredPositions:
 
     @classmethod
     def open(
-        cls, records: Records, corpus: Corpus, table: NeighbourTable, count: int, *, matches: bool = False
+        cls, records: Records, corpus: Corpus, table: NeighbourTable, *, count: int, matches: bool = False
     ) -> "_ScoredPositions":
         """Opens all positions of dev and test, with `count` neighbours of each, and their exact matches if asked."""
         matchers = {split: matcher_of(table, corpus, split) if matches else None for split in HELD_OUT}
-        return cls(records, corpus, {split: Retriever(table, split, count, matchers[split]) for split in HELD_OUT})
+        return cls(
+            records, corpus, {split: Retriever(table, split, count, matcher=matchers[split]) for split in HELD_OUT}
+        )
 
     def knn_inputs(self, split: HeldOut, rows: Int[np.ndarray, "n"]) -> tuple[Tensor, Retrieved, Tensor]:
         """Returns the model's log p of the actual tokens, the neighbours, and the actual tokens."""
@@ -69,14 +71,16 @@ class _ScoredPositions:
             yield rows.numpy()
 
 
-def mix_knn(records: Records, corpus: Corpus, table: NeighbourTable, settings: KnnSettings, directory: Path) -> Records:
+def mix_knn(
+    records: Records, corpus: Corpus, table: NeighbourTable, *, settings: KnnSettings, directory: Path
+) -> Records:
     """Makes the records of kNN-LM on top of a model; lambda, T and k are the best of the grid on dev."""
     count = min(max(settings.counts), table.array("dev.ids").shape[1])
 
     def fill(draft: Draft) -> tuple[dict, list[str]]:
-        positions = _ScoredPositions.open(records, corpus, table, count)
+        positions = _ScoredPositions.open(records, corpus, table, count=count)
         with bar(f"tune {directory.name}", None) as shown:
-            knn, _ = tune_knn(*positions.knn_inputs("dev", _sample(len(corpus.split("dev")))), settings)
+            knn, _ = tune_knn(*positions.knn_inputs("dev", _sample(len(corpus.split("dev")))), settings=settings)
             shown.say(f"lambda {knn.weight:.2f}, temperature {knn.temperature:.3g}, k {knn.count}")
         for split in HELD_OUT:
             _write_scores(draft, split, _knn_scores(knn, positions, split))
@@ -98,9 +102,9 @@ def mix_adaptively(
     records: Records,
     corpus: Corpus,
     table: NeighbourTable,
+    *,
     settings: AdaptiveSettings,
     directory: Path,
-    *,
     sources: tuple[Source, ...] = ("neighbours",),
 ) -> Records:
     """Makes the records of the adaptive mixture of a model and sources of its memory.
@@ -113,7 +117,7 @@ def mix_adaptively(
     count = min(settings.neighbours, records.of("dev", "of_retrieved").shape[1]) if "neighbours" in sources else 0
 
     def fill(draft: Draft) -> tuple[dict, list[str]]:
-        positions = _ScoredPositions.open(records, corpus, table, count, matches="matches" in sources)
+        positions = _ScoredPositions.open(records, corpus, table, count=count, matches="matches" in sources)
         dev, test = (range(len(corpus.split(split))) for split in HELD_OUT)
         first, second = _halves(corpus.split("dev"))
         mixtures = {}
@@ -167,7 +171,7 @@ def load_mixture(records: Records, file: str) -> AdaptiveMixture:
     settings = AdaptiveSettings.parse(records.settings["adaptive"], str(records.directory))
     facts = records.facts
     mixture = load_network(
-        lambda: AdaptiveMixture(settings, facts["width"], facts["neighbours"], facts.get("levels", 0)),
+        lambda: AdaptiveMixture(settings, facts["width"], facts["neighbours"], levels=facts.get("levels", 0)),
         records.directory / file,
     )
     return mixture.eval().requires_grad_(requires_grad=False)

@@ -30,7 +30,7 @@ class SplitPassage:
 
 
 def print_passage(
-    passage: SplitPassage, spalm: Records, reference: Records, entries: Entries, console: Console
+    passage: SplitPassage, spalm: Records, reference: Records, *, entries: Entries, console: Console
 ) -> None:
     """Prints one line for each token, from the records of SPALM and of transformer-XL.
 
@@ -46,7 +46,7 @@ def print_passage(
     table.add_column("retrieved, nearest first", no_wrap=True)
     probabilities = [np.exp(records.log_probabilities(split)[rows]) for records in (reference, spalm)]
     gates = spalm.of(split, "gate")[rows].mean(-1, dtype=np.float32)
-    found = retrieved_tokens(spalm, split, rows, entries)
+    found = retrieved_tokens(spalm, split, rows, entries=entries)
     for number, target in enumerate(text.targets(rows).tolist()):
         retrieved = Text("  ").join(
             Text(visible_token(tokeniser, token), style="bold green" if token == target else "dim")
@@ -57,13 +57,13 @@ def print_passage(
     console.print(table)
 
 
-def retrieved_tokens(spalm: Records, split: Split, rows: np.ndarray, entries: Entries) -> list[list[int]]:
+def retrieved_tokens(spalm: Records, split: Split, rows: np.ndarray, *, entries: Entries) -> list[list[int]]:
     """Returns the tokens that SPALM attended to at some positions, nearest first, without forgotten documents."""
     tokens = entries.tokens_of(np.asarray(spalm.of(split, "neighbours")[rows]))
     return [row[row >= 0].tolist() for row in tokens]
 
 
-def where_memory_helped(text: TokenSplit, spalm: Records, reference: Records, length: int) -> np.ndarray:
+def where_memory_helped(text: TokenSplit, spalm: Records, reference: Records, *, length: int) -> np.ndarray:
     """Returns the positions of the passage, within a document, in which SPALM gained most over transformer-XL."""
     gain = np.asarray(spalm.log_probabilities(text.split), np.float64) - reference.log_probabilities(text.split)
     sums = np.concatenate([[0.0], np.cumsum(gain)])
@@ -73,9 +73,9 @@ def where_memory_helped(text: TokenSplit, spalm: Records, reference: Records, le
     return np.arange(first, stops[first])
 
 
-def passage_of(run: FinishedRun, split: Split, length: int, first: int | None = None) -> np.ndarray:
+def passage_of(run: FinishedRun, split: Split, length: int, *, first: int | None = None) -> np.ndarray:
     """Returns positions of one document from `first` on; default: where the long-term memory helped most."""
     text = run.corpus.split(split)
     if first is None:
-        return where_memory_helped(text, run.records("spalm"), run.records(REFERENCE_ROW), length)
+        return where_memory_helped(text, run.records("spalm"), run.records(REFERENCE_ROW), length=length)
     return np.arange(first, min(first + length, int(text.ends[text.documents_of(np.array(first))])))

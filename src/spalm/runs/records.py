@@ -103,8 +103,8 @@ def keep_records(
     stage: Stage,
     load_scorer: Callable[[torch.device], Scorer],
     corpus: Corpus,
-    reading: Reading,
     *,
+    reading: Reading,
     directory: Path,
     execution: Execution,
 ) -> Records:
@@ -118,14 +118,14 @@ def keep_records(
         scorer = load_scorer(device)
         with autocast(device, bf16=bool(stage.settings["bf16"])):
             for split in map(corpus.split, HELD_OUT):
-                _read(scorer, split, reading, draft)
+                _read(scorer, split, reading, draft=draft)
         return {}, []
 
     stage.make(directory, fill, restart=execution.restart)
     return Records(directory)
 
 
-def _read(scorer: Scorer, split: TokenSplit, reading: Reading, draft: Draft) -> None:
+def _read(scorer: Scorer, split: TokenSplit, reading: Reading, *, draft: Draft) -> None:
     """Appends the scores of a split block by block; those that a killed run had written are kept."""
     # A block is so long that the warm-up of its lanes takes only a small part of the time.
     block = max(_BLOCK_TOKENS, 4 * reading.lanes * reading.warm_up * reading.segment)
@@ -135,7 +135,7 @@ def _read(scorer: Scorer, split: TokenSplit, reading: Reading, draft: Draft) -> 
     with bar(f"{draft.directory.name} reads {split.split}", len(split), done) as shown:
         for start in range(done, len(split), block):
             stop = min(start + block, len(split))
-            arrays = score_positions(scorer, split, reading, range(start, stop), shown.advance)
+            arrays = score_positions(scorer, split, reading, positions=range(start, stop), progress=shown.advance)
             for name, rows in arrays.items():
                 _append(draft.directory / f"{split.split}.{name}", rows, start)
             kinds = {name: [rows.dtype.str, *rows.shape[1:]] for name, rows in arrays.items()}

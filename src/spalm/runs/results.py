@@ -61,6 +61,7 @@ def result_row(
     row: Row,
     trained: TrainedModel | TrainedSpalm,
     records: Mapping[RowName, Records],
+    *,
     corpus: Corpus,
     unit: Unit,
 ) -> ResultRow:
@@ -88,7 +89,7 @@ def result_row(
         "lambda": knn.get("weight"),
         "temperature": knn.get("temperature"),
         "neighbours": knn.get("count"),
-        "without_long_term_memory": _ablated(row, records[row.network], corpus, unit),
+        "without_long_term_memory": _ablated(row, records[row.network], corpus, unit=unit),
         "p_against_transformer_xl": p,
         "more_texts_in_memory": 0,
         "steps": training.steps,
@@ -110,7 +111,7 @@ def without_memory(row: Row, network: Records, split: HeldOut) -> np.ndarray | N
     return network.of(split, "without_memory") if row.gated else network.log_probabilities(split)
 
 
-def _ablated(row: Row, network: Records, corpus: Corpus, unit: Unit) -> dict[HeldOut, float] | None:
+def _ablated(row: Row, network: Records, corpus: Corpus, *, unit: Unit) -> dict[HeldOut, float] | None:
     """Returns the figures of a row without its long-term memory; None if it has none."""
     if not row.has_memory:
         return None
@@ -127,7 +128,7 @@ def write_results(rows: list[ResultRow], directory: Path) -> None:
     write_json(directory / RESULTS, rows)
 
 
-def print_results(rows: list[ResultRow], title: str, paper: list[PaperRow], console: Console) -> None:
+def print_results(rows: list[ResultRow], title: str, paper: list[PaperRow], *, console: Console) -> None:
     """Prints the table of a run, with the paper's figures beside ours where the recipe has them."""
     table = Table(title=title, caption="\n".join(_notes(rows)) or None, box=box.SIMPLE_HEAD, pad_edge=False)
     table.title_justify = table.caption_justify = "left"

@@ -96,12 +96,14 @@ class Run:
         where, recipe = self.directory / name, self.recipe
         self.neighbour_settings  # noqa: B018 - refuses a text that is too short before training on it
         if name == "transformer":
-            return train_model(recipe.transformer, self.corpus, where, self.execution)
+            return train_model(recipe.transformer, self.corpus, where, execution=self.execution)
         if name == "transformer-xl":
-            return train_model(recipe.transformer_xl, self.corpus, where, self.execution)
+            return train_model(recipe.transformer_xl, self.corpus, where, execution=self.execution)
         settings = recipe.spalm_model
         start = self.network("transformer-xl") if settings.first_step else None
-        return train_spalm(settings, start, self.corpus, self.neighbours, directory=where, execution=self.execution)
+        return train_spalm(
+            settings, start, self.corpus, table=self.neighbours, directory=where, execution=self.execution
+        )
 
     @cached_property
     def encoder(self) -> Encoder:
@@ -112,15 +114,15 @@ class Run:
     def memory(self) -> Memory:
         """The long-term memory, with every position of the training text in it."""
         train, where = self.corpus.split("train"), self.directory / "memory"
-        memory = open_memory(where, self.encoder, self.recipe.memory, train, restart=self.execution.restart)
-        remember(memory, self.encoder, train, source_of_split(self.corpus, "train"), execution=self.execution)
+        memory = open_memory(where, self.encoder, self.recipe.memory, stream=train, restart=self.execution.restart)
+        remember(memory, self.encoder, train, source=source_of_split(self.corpus, "train"), execution=self.execution)
         return memory
 
     def remember(self, paths: list[Path]) -> Memory:
         """Adds the documents of files to the memory and returns it."""
         if paths:
             stream = tokenise_files(paths, self.corpus.tokeniser)
-            remember(self.memory, self.encoder, stream, source_of_text(stream), execution=self.execution)
+            remember(self.memory, self.encoder, stream, source=source_of_text(stream), execution=self.execution)
         return self.memory
 
     @cached_property
@@ -130,7 +132,9 @@ class Run:
         self.network(KEY_NETWORK)  # all ranks train it, the first alone searches
 
         def find() -> NeighbourTable:
-            return find_neighbours(self.memory, self.encoder, self.corpus, settings, where, execution=self.execution)
+            return find_neighbours(
+                self.memory, self.encoder, self.corpus, settings=settings, directory=where, execution=self.execution
+            )
 
         return self._on_first_rank(find, lambda: NeighbourTable(where, Memory(self.directory / "memory")))
 
@@ -149,11 +153,13 @@ class Run:
             return self._evaluate(row.network, Evaluation(recipe.evaluation, memory_length, table), where)
         if row.mixture == "adaptive" and not row.gated:
             inner = self._mixture_inputs(row.network, memory_length)
-            return mix_adaptively(inner, self.corpus, self.neighbours, recipe.adaptive, where, sources=row.sources)
+            return mix_adaptively(
+                inner, self.corpus, self.neighbours, settings=recipe.adaptive, directory=where, sources=row.sources
+            )
         inner = self.records(row.network, memory_length)
         if row.mixture == "knn":
-            return mix_knn(inner, self.corpus, self.neighbours, recipe.knn, where)
-        return mix_adaptively(inner, self.corpus, self.neighbours, recipe.adaptive, where)
+            return mix_knn(inner, self.corpus, self.neighbours, settings=recipe.knn, directory=where)
+        return mix_adaptively(inner, self.corpus, self.neighbours, settings=recipe.adaptive, directory=where)
 
     def _mixture_inputs(self, network: NetworkName, memory_length: int) -> Records:
         """Returns the scores of a network with all inputs of a mixture of both sources."""
@@ -165,7 +171,7 @@ class Run:
 
     def _evaluate(self, network: NetworkName, evaluation: Evaluation, where: Path) -> Records:
         """Makes the records of a network at a folder."""
-        return evaluate_model(self.network(network), self.corpus, evaluation, where, self.execution)
+        return evaluate_model(self.network(network), self.corpus, evaluation, directory=where, execution=self.execution)
 
     def rows(self, name: RowName) -> list[ResultRow]:
         """Returns the results of a row: one for each length of the short-term memory at test."""
@@ -176,7 +182,9 @@ class Run:
         row = ROWS[name]
         names: list[RowName] = [name, row.network, *([] if row.compared_with is None else [row.compared_with])]
         records: dict[RowName, Records] = {each: self.records(each, memory_length) for each in names}
-        result = result_row(row, self.network(row.network), records, self.corpus, self.recipe.evaluation.unit)
+        result = result_row(
+            row, self.network(row.network), records, corpus=self.corpus, unit=self.recipe.evaluation.unit
+        )
         more_texts = self.neighbours.facts.get("more_texts", 0) if row.has_memory else 0
         return {**result, "more_texts_in_memory": more_texts}
 
@@ -185,7 +193,7 @@ class Run:
         with updating_sums(self.directory, [RECIPE, RESULTS]):
             write_atomically(self.directory / RECIPE, yaml.safe_dump(self.recipe.as_json(), sort_keys=False))
             write_results(rows, self.directory)
-        print_results(rows, self.recipe.title, self.recipe.paper, console)
+        print_results(rows, self.recipe.title, self.recipe.paper, console=console)
         self._show_passage(console)
         console.print(f"written to {self.directory / RESULTS}", highlight=False)
 
@@ -193,9 +201,11 @@ class Run:
         """Prints the passage of test in which the long-term memory helped most."""
         memory_length = self.recipe.test_memory_lengths("spalm")[0]
         spalm, reference = self.records("spalm", memory_length), self.records(REFERENCE_ROW, memory_length)
-        rows = where_memory_helped(self.corpus.split("test"), spalm, reference, _PASSAGE_TOKENS)
+        rows = where_memory_helped(self.corpus.split("test"), spalm, reference, length=_PASSAGE_TOKENS)
         console.print("Where the long-term memory helped most in test; retrieved tokens that came are in green.")
-        print_passage(SplitPassage(self.corpus, "test", rows), spalm, reference, self.memory.entries(), console)
+        print_passage(
+            SplitPassage(self.corpus, "test", rows), spalm, reference, entries=self.memory.entries(), console=console
+        )
 
     def _on_first_rank(self, make: Callable[[], Made], open_made: Callable[[], Made]) -> Made:
         """Makes an artifact on the first rank, while the others wait and then open it."""

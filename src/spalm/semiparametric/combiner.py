@@ -88,7 +88,7 @@ class Combiner(Protocol):
         ...
 
     def combine(
-        self, model: LanguageModel, hidden: Float[Tensor, "n width"], retrieved: Retrieved, logits: Logits = None
+        self, model: LanguageModel, hidden: Float[Tensor, "n width"], retrieved: Retrieved, *, logits: Logits = None
     ) -> CombinedPrediction:
         """Returns the prediction at positions with these hidden states of `model` and these neighbours.
 
@@ -108,6 +108,7 @@ class PlainCombiner:
         model: LanguageModel,
         hidden: Float[Tensor, "n width"],
         retrieved: Retrieved,  # noqa: ARG002
+        *,
         logits: Logits = None,
     ) -> CombinedPrediction:
         log_probabilities = model.log_probabilities(hidden) if logits is None else logits.log_softmax(-1)
@@ -126,6 +127,7 @@ class GateCombiner:
         model: LanguageModel,
         hidden: Float[Tensor, "n width"],
         retrieved: Retrieved,
+        *,
         logits: Logits = None,  # noqa: ARG002 - those without the gate
     ) -> CombinedPrediction:
         output = self.gate(hidden, retrieved.nearest(self.gate.settings.attended), model)
@@ -141,9 +143,9 @@ class KnnCombiner:
     uses_neighbours, uses_matches = True, False
 
     def combine(
-        self, model: LanguageModel, hidden: Float[Tensor, "n width"], retrieved: Retrieved, logits: Logits = None
+        self, model: LanguageModel, hidden: Float[Tensor, "n width"], retrieved: Retrieved, *, logits: Logits = None
     ) -> CombinedPrediction:
-        log_base = self.inner.combine(model, hidden, retrieved, logits).log_probabilities
+        log_base = self.inner.combine(model, hidden, retrieved, logits=logits).log_probabilities
         mixed = self.knn.log_probabilities(log_base, retrieved)
         return CombinedPrediction(mixed, 1 - self.knn.share(retrieved), self.knn.weights(retrieved))
 
@@ -168,9 +170,9 @@ class MixtureCombiner:
         return CompiledMixture(self.mixture)
 
     def combine(
-        self, model: LanguageModel, hidden: Float[Tensor, "n width"], retrieved: Retrieved, logits: Logits = None
+        self, model: LanguageModel, hidden: Float[Tensor, "n width"], retrieved: Retrieved, *, logits: Logits = None
     ) -> CombinedPrediction:
-        log_base = self.inner.combine(model, hidden, retrieved, logits).log_probabilities
+        log_base = self.inner.combine(model, hidden, retrieved, logits=logits).log_probabilities
         retrieved = retrieved.nearest(self.mixture.neighbours).padded(self.mixture.neighbours)
         if self.uses_matches and retrieved.matched is None:
             retrieved = replace(retrieved, matched=Matched.nothing(len(hidden)).to(hidden.device))

@@ -18,7 +18,12 @@ class FitSettings(Protocol):
 
 
 def fit_network(
-    network: nn.Module, settings: FitSettings, count: int, loss_of: Callable[[Tensor], Tensor], order: torch.Generator
+    network: nn.Module,
+    settings: FitSettings,
+    count: int,
+    *,
+    loss_of: Callable[[Tensor], Tensor],
+    order: torch.Generator,
 ) -> None:
     """Minimises the loss over `count` positions and leaves the network frozen.
 

@@ -84,7 +84,7 @@ def interpolate(
 
 
 def tune_knn(
-    log_probabilities: Float[Tensor, "n"], retrieved: Retrieved, targets: Int[Tensor, "n"], settings: KnnSettings
+    log_probabilities: Float[Tensor, "n"], retrieved: Retrieved, targets: Int[Tensor, "n"], *, settings: KnnSettings
 ) -> tuple[Knn, float]:
     """Returns the best setting of the grid on these positions, and its mean log-probability there."""
     most = retrieved.tokens.shape[-1]

@@ -110,7 +110,7 @@ class Retriever:
     With a matcher, the exact matches of the positions too.
     """
 
-    def __init__(self, table: NeighbourTable, split: Split, count: int, matcher: Matcher | None = None):
+    def __init__(self, table: NeighbourTable, split: Split, count: int, *, matcher: Matcher | None = None):
         ids, distances = table.array(f"{split}.ids"), table.array(f"{split}.distances")
         if count > ids.shape[1]:
             raise InputError(

@@ -51,12 +51,12 @@ class Scorer:
         if self.gate is not None:
             found["without_memory"] = self.model.target_log_probabilities(hidden, targets)
         parts = [
-            self._outputs(hidden[rows], mixed[rows], retrieved[rows], targets[rows])
+            self._outputs(hidden[rows], mixed[rows], retrieved[rows], targets=targets[rows])
             for rows in torch.arange(len(hidden), device=hidden.device).split(_ROWS)
         ]
         return {**found, **{name: torch.cat([part[name] for part in parts]) for name in parts[0]}}
 
-    def _outputs(self, hidden: Tensor, mixed: Tensor, retrieved: Retrieved, targets: Tensor) -> dict[str, Tensor]:
+    def _outputs(self, hidden: Tensor, mixed: Tensor, retrieved: Retrieved, *, targets: Tensor) -> dict[str, Tensor]:
         """Returns what needs the distribution over the vocabulary: log p of the targets, and inputs of mixtures."""
         log_probabilities = self.model.log_probabilities(mixed)
         base = BaseOutputs.of(hidden, log_probabilities, retrieved)
@@ -71,9 +71,9 @@ class Scorer:
         }
 
 
-def mean_loss(scorer: Scorer, split: TokenSplit, reading: Reading, stop: int) -> float:
+def mean_loss(scorer: Scorer, split: TokenSplit, reading: Reading, *, stop: int) -> float:
     """Returns the mean negative log-likelihood of the first `stop` positions."""
-    arrays = score_positions(scorer, split, reading, range(stop))
+    arrays = score_positions(scorer, split, reading, positions=range(stop))
     return -float(arrays["log_probabilities"].mean(dtype="float64"))
 
 
@@ -82,13 +82,14 @@ def score_positions(
     scorer: Scorer,
     split: TokenSplit,
     reading: Reading,
+    *,
     positions: range,
     progress: Callable[[int], None] = lambda _: None,
 ) -> dict[str, np.ndarray]:
     """Returns the arrays of all `positions`, by name; `progress` is called with the number of positions just done."""
     start, stop = positions.start, positions.stop
     arrays: dict[str, np.ndarray] = {}
-    for group, hidden in hidden_states(scorer.model, split, reading, positions):
+    for group, hidden in hidden_states(scorer.model, split, reading, wanted=positions):
         for name, rows in scorer.score(split, group, hidden).items():
             found = rows.cpu().numpy()
             if name not in arrays:

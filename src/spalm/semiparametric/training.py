@@ -57,7 +57,7 @@ RetrieveFunction = Callable[[np.ndarray], Retrieved]
 
 
 def spalm_segment_loss(
-    model: Spalm, retrieve: RetrieveFunction, memory_length: int, batch: Batch, memory: list[Tensor]
+    model: Spalm, retrieve: RetrieveFunction, memory_length: int, *, batch: Batch, memory: list[Tensor]
 ) -> tuple[Tensor, list[Tensor]]:
     """Returns the summed cross-entropy of a segment, and the short-term memory after it."""
     retrieved = retrieve(batch.positions).to(batch.inputs.device)
@@ -70,8 +70,8 @@ def train_spalm(
     settings: SpalmModelSettings,
     start: TrainedModel | None,
     corpus: Corpus,
-    table: NeighbourTable,
     *,
+    table: NeighbourTable,
     directory: Path,
     execution: Execution,
 ) -> "TrainedSpalm":
@@ -101,11 +101,11 @@ def train_spalm(
         scorer = Scorer(model.base, model.gate, retrievers, log_probabilities_only=True)
 
         def loss(model: Any, batch: Batch, memory: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
-            return spalm_segment_loss(model, retrieve, training.memory_length, batch, memory)
+            return spalm_segment_loss(model, retrieve, training.memory_length, batch=batch, memory=memory)
 
         def dev_loss() -> float:
             model.eval()
-            found = mean_loss(scorer, dev, reading, min(training.dev_tokens or len(dev), len(dev)))
+            found = mean_loss(scorer, dev, reading, stop=min(training.dev_tokens or len(dev), len(dev)))
             model.train()
             return found
 
@@ -122,7 +122,7 @@ def train_spalm(
 
     parents = {"corpus": corpus.digest, "neighbours": table.digest}
     parents |= {} if start is None else {"start": start.digest}
-    run_training_stage(Stage(KIND, _VERSION, settings.as_json(), parents), directory, make, execution)
+    run_training_stage(Stage(KIND, _VERSION, settings.as_json(), parents), directory, make, execution=execution)
     return TrainedSpalm(directory)
 
 

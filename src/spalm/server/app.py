@@ -60,8 +60,8 @@ def make_server(
     parser = RequestParser(model, None if folder is None else ChatTemplate(folder), limits)
     service = AnswerService(queue, metrics, model.tokeniser)
     for routes in (
-        openai_routes(model, parser, queue, service),
-        ollama_routes(model, parser, queue, service),
+        openai_routes(model, parser, queue, service=service),
+        ollama_routes(model, parser, queue, service=service),
         document_routes(model, queue, limits),
         explain_routes(model, queue),
         explorer_routes(model.explorer, queue),

@@ -46,7 +46,7 @@ def explain_routes(model: Model, queue: RequestQueue) -> APIRouter:
         def work() -> dict[str, Any]:
             explorer, name, text = model.explorer, model.variant.name, body.given
             tokens = explain_tokens(explorer, name, text)
-            positions = [asdict(explain_position(explorer, name, text, each)) for each in body.positions]
+            positions = [asdict(explain_position(explorer, name, text, position=each)) for each in body.positions]
             return {"tokens": tokens, "positions": positions}
 
         return await queue.run(request.receive, work)

@@ -108,6 +108,6 @@ def _adapt_tag(tag: str, prefix: str) -> str:
     return re.sub(r'(\bid="|url\(#|href="#)', rf"\1{prefix}-", tag)
 
 
-def write_text(axes: Axes, x: float, y: float, text: str, **style: Any) -> Text:
+def write_text(axes: Axes, x: float, y: float, *, text: str, **style: Any) -> Text:
     """Writes text literally: a dollar sign does not begin a formula."""
     return axes.text(x, y, printable(text), parse_math=False, **style)

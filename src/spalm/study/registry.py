@@ -55,7 +55,7 @@ def make_request(
     count = len(run.corpus.split(split))
     if first is not None and first >= count:
         raise InputError(f"--first {first:,}: {split} has {count:,} tokens; give less")
-    passage = None if first is None and length is None else passage_of(run, split, length or _LENGTH, first)
+    passage = None if first is None and length is None else passage_of(run, split, length or _LENGTH, first=first)
     return AnalysisRequest(run, split, model, passage)
 
 
@@ -66,7 +66,7 @@ def find_analysis(name: str) -> AnalysisFunction:
     return ANALYSES[name]
 
 
-def run_analyses(request: AnalysisRequest, names: list[str], folder: Path, console: Console) -> None:
+def run_analyses(request: AnalysisRequest, names: list[str], folder: Path, *, console: Console) -> None:
     """Makes some analyses, prints them and writes their files."""
     for analyse in [find_analysis(name) for name in names]:  # refuses an unknown name before any analysis
         found = analyse(request)
@@ -74,7 +74,7 @@ def run_analyses(request: AnalysisRequest, names: list[str], folder: Path, conso
         found.write(folder)
 
 
-def analyse_attached(directory: Path, names: list[str], folder: Path, console: Console) -> None:
+def analyse_attached(directory: Path, names: list[str], folder: Path, *, console: Console) -> None:
     """Makes the analysis that a pretrained model with a memory has data for; refuses all others."""
     if others := [name for name in names if name != "overlap"]:
         raise InputError(

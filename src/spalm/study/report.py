@@ -142,7 +142,7 @@ def _passage(run: FinishedRun, rows: np.ndarray) -> dict[str, Any]:
     text, tokeniser = run.corpus.split("test"), run.corpus.tokeniser
     with_memory, without = (run.log_probabilities(row, "test")[rows] for row in _COMPARED)
     gates = np.asarray(run.records("spalm").of("test", "gate")[rows], np.float32).mean(-1)
-    retrieved = retrieved_tokens(run.records("spalm"), "test", rows, run.memory.entries())
+    retrieved = retrieved_tokens(run.records("spalm"), "test", rows, entries=run.memory.entries())
     tokens = []
     for number, target in enumerate(text.targets(rows).tolist()):
         gain = with_memory[number] - without[number]

@@ -84,8 +84,8 @@ def save_checkpoint(
     directory: Path,
     progress: Progress,
     model: nn.Module,
-    optimiser: torch.optim.Optimizer,
     *,
+    optimiser: torch.optim.Optimizer,
     memories: list[list[Tensor]],
     ranks: Ranks = SINGLE_RANK,
 ) -> None:

@@ -54,8 +54,8 @@ class GradientAccumulator:
         outcomes = []
         with self._replica.without_exchange():
             for part, memory in zip(parts[:-1], memories):
-                outcomes.append(self._backward(self._replica.loss, part, memory, tokens))
-        return [*outcomes, self._backward(self._replica.loss, parts[-1], memories[-1], tokens)]
+                outcomes.append(self._backward(self._replica.loss, part, memory, tokens=tokens))
+        return [*outcomes, self._backward(self._replica.loss, parts[-1], memories[-1], tokens=tokens)]
 
     def _in_threads(self, parts: list[Batch], memories: LaneMemories, tokens: int) -> list[tuple[float, list[Tensor]]]:
         """Computes the gradients of the parts in several threads, then adds up those of the threads."""
@@ -67,7 +67,7 @@ class GradientAccumulator:
 
         def work(thread: int) -> None:
             for number in range(thread, len(parts), count):
-                outcomes[number] = self._backward(self._copies[thread], parts[number], memories[number], tokens)
+                outcomes[number] = self._backward(self._copies[thread], parts[number], memories[number], tokens=tokens)
 
         map_in_threads(work, range(count), count=count)
         for parameters in zip(self._replica.loss.parameters(), *(module.parameters() for module in self._copies)):
@@ -80,7 +80,7 @@ class GradientAccumulator:
         return outcomes
 
     def _backward(
-        self, module: nn.Module, part: Batch, memory: list[Tensor], tokens: int
+        self, module: nn.Module, part: Batch, memory: list[Tensor], *, tokens: int
     ) -> tuple[float, list[Tensor]]:
         """Computes the gradients of one micro-batch; returns its summed loss and the memory after it."""
         with autocast(part.inputs.device, bf16=self._bf16):

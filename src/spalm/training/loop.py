@@ -127,8 +127,10 @@ class _Trainer:
         self._task, self._directory = task, directory
         self._device, self._ranks = hardware.prepare(all_ranks=True), hardware.ranks
         lanes = self._ranks.own_lanes(settings.batch_size)
-        self._batches = TrainingBatches(task.train, settings.batch_size, settings.segment_length, settings.seed, lanes)
-        self._replica = Replica(task.model, task.loss, self._device, hardware)
+        self._batches = TrainingBatches(
+            task.train, settings.batch_size, settings.segment_length, seed=settings.seed, own=lanes
+        )
+        self._replica = Replica(task.model, task.loss, self._device, hardware=hardware)
         self._accumulator = GradientAccumulator(self._replica, len(lanes), settings.micro_batch, bf16=settings.bf16)
         self._optimiser = make_optimiser(settings.optimiser, self._replica.model)
         if self._ranks.distributed:
@@ -156,7 +158,7 @@ class _Trainer:
     def step(self) -> _Step:
         """Reads a segment of every lane and updates the parameters."""
         optimiser, settings, number = self._optimiser, self._task.settings, self.progress.step
-        rate = learning_rate(settings.optimiser, number, settings.steps, self._task.first_step)
+        rate = learning_rate(settings.optimiser, number, settings.steps, first_step=self._task.first_step)
         for group in optimiser.param_groups:
             group["lr"] = rate
         if self._batches.starts_epoch(number):
@@ -208,7 +210,7 @@ class _Trainer:
         began = time.monotonic()
         model, optimiser = self._replica.model, self._optimiser
         checkpoint.save_checkpoint(
-            self._directory, self.progress, model, optimiser, memories=self._memories, ranks=self._ranks
+            self._directory, self.progress, model, optimiser=optimiser, memories=self._memories, ranks=self._ranks
         )
         self._saved = time.monotonic()
         self._save_seconds = self._saved - began

@@ -35,7 +35,7 @@ _SECOND_WARM_UP = 50
 """Steps over which the learning rate rises again if training continues from another model, with empty moments."""
 
 
-def learning_rate(settings: OptimiserSettings, step: int, steps: int, first_step: int = 0) -> float:
+def learning_rate(settings: OptimiserSettings, step: int, steps: int, *, first_step: int = 0) -> float:
     """Returns the learning rate of step `step` (from 0) of `steps`; `first_step` is where training begins."""
     rate = _scheduled(settings, step, steps)
     return rate * min(1.0, (step - first_step + 1) / _SECOND_WARM_UP) if first_step else rate

@@ -34,7 +34,7 @@ class Replica:
     `model` has the parameters to optimise; the backward pass of `loss` exchanges gradients with other ranks.
     """
 
-    def __init__(self, model: nn.Module, loss: Loss, device: torch.device, hardware: Hardware):
+    def __init__(self, model: nn.Module, loss: Loss, device: torch.device, *, hardware: Hardware):
         self._full, self._device, self._ranks = model, device, hardware.ranks
         self._sharded = hardware.fsdp
         module = _LossModule(

@@ -16,6 +16,7 @@ def run_training_stage(
     stage: Stage,
     directory: Path,
     make: Callable[[Path], tuple[dict[str, Any], list[str]]],
+    *,
     execution: Execution,
 ) -> None:
     """Makes the artifact on all ranks, unless it is there already.

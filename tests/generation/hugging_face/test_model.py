@@ -276,7 +276,7 @@ def test_a_real_model_with_a_memory(smollm2, tmp_path):
     sizes = {"context": 64, "stride": 48, "neighbours": 16, "positions": 128, "memory": "both"}
     settings = AttachSettings.parse({**sizes, "adaptive": adaptive}, "test")
     folder = attach_and_export(
-        str(gguf), [texts], tmp_path / "attached", settings, Execution(Hardware("cpu", 1))
+        str(gguf), [texts], tmp_path / "attached", settings=settings, execution=Execution(Hardware("cpu", 1))
     ).directory
     model, tokenizer = (
         AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32),

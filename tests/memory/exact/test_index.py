@@ -34,7 +34,7 @@ def repeating(random: np.random.Generator, count: int, prefix: str) -> Texts:
 
 def add(memory: Memory, texts: Texts, engine: LocalEngine | None = None, *, keys: bool = True) -> None:
     text, encoder = stream(texts), ENCODER if keys else None
-    remember(memory, encoder, text, source_of_text(text), execution=Execution(cluster=engine, restart=True))
+    remember(memory, encoder, text, source=source_of_text(text), execution=Execution(cluster=engine, restart=True))
 
 
 def held(memory: Memory) -> dict[int, list[int]]:

@@ -36,7 +36,7 @@ def shards_of(documents: dict[int, list[int]], count: int, vocabulary: int = TOK
         own = [documents[id] for id in first_ids.tolist()]
         if own:
             lengths = np.array([len(text) for text in own])
-            contexts = sort_contexts(np.concatenate(own).astype(np.int64), lengths, first_ids, vocabulary)
+            contexts = sort_contexts(np.concatenate(own).astype(np.int64), lengths, first_ids, vocabulary=vocabulary)
             shards.append(SearchedContexts(contexts))
     return shards
 

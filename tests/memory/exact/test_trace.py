@@ -20,7 +20,7 @@ def memory(tmp_path, encoder):
 
 def add(memory, encoder, texts: dict[str, list[int]], *, sort: bool = False) -> None:
     text = stream(texts)
-    remember(memory, encoder, text, source_of_text(text))
+    remember(memory, encoder, text, source=source_of_text(text))
     if sort:
         memory.exact.catch_up()
 

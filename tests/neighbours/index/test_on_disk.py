@@ -40,7 +40,7 @@ def keys():
 
 def built(keys, folder, engine=LOCAL) -> OnDiskIndex:
     folder.mkdir(exist_ok=True)
-    return OnDiskIndex.build(keys, 1, folder, engine)
+    return OnDiskIndex.build(keys, 1, folder, engine=engine)
 
 
 def lists_of(index: OnDiskIndex) -> dict[int, np.ndarray]:
@@ -127,7 +127,7 @@ def memory(tmp_path):
 
 def add(memory, texts):
     text = stream(texts)
-    remember(memory, ENCODER, text, source_of_text(text))
+    remember(memory, ENCODER, text, source=source_of_text(text))
 
 
 def test_a_folder_can_be_moved(memory, tmp_path, capfd):
@@ -145,7 +145,7 @@ def test_a_folder_can_be_moved(memory, tmp_path, capfd):
 
 def test_unfinished_work_for_another_state_of_the_memory_is_dropped(memory, tmp_path):
     with pytest.raises(Stopped):
-        make_searcher(memory, tmp_path / "index", SETTINGS, Stopping(1))
+        make_searcher(memory, tmp_path / "index", SETTINGS, engine=Stopping(1))
     (before,) = (tmp_path / "index").glob("work-*")
     add(memory, {"new": [3, 4, 5] * 20})
     searcher, _ = make_searcher(memory, tmp_path / "index", SETTINGS)
@@ -224,7 +224,7 @@ def test_what_was_forgotten_does_not_crowd_out_what_is_alive(tmp_path):
     add(memory, {"new": [48, 49]})
     searcher.catch_up()
     entries = memory.entries()
-    _, true = exact_search(query, entries, 3, serial_map)
+    _, true = exact_search(query, entries, 3, parallel=serial_map)
     np.testing.assert_allclose(searcher.search(query, 3)[1], true, rtol=1e-3)
 
 

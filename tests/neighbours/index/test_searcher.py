@@ -18,7 +18,7 @@ ENCODER = StubEncoder()
 
 def add(memory, texts):
     text = stream(texts)
-    remember(memory, ENCODER, text, source_of_text(text))
+    remember(memory, ENCODER, text, source=source_of_text(text))
 
 
 @pytest.fixture
@@ -125,7 +125,7 @@ def test_an_index_whose_nearest_are_all_dead_is_asked_for_more(tmp_path):
     memory = new_memory(tmp_path / "memory", ENCODER)
     add(memory, {"bad": [5] * 400, "good": list(range(20, 40)) * 5})
     entries = memory.entries()
-    index = build_index("faiss", entries, 1, tmp_path)
+    index = build_index("faiss", entries, 1, folder=tmp_path)
     index.effort = index.most_effort
     searcher = Searcher(memory, index, len(entries))
     query = entries.keys(10, 11).astype(np.float32)
@@ -165,7 +165,7 @@ def test_any_sequence_of_changes_is_found_as_a_plain_list_would_be(tmp_path_fact
     """The memory beside a dictionary that does the same."""
     folder = tmp_path_factory.mktemp("fuzz")
     memory = new_memory(folder / "memory", ENCODER)
-    searchers = [Searcher(memory, build_index("exact", memory.entries(), 0, folder), 0)]
+    searchers = [Searcher(memory, build_index("exact", memory.entries(), 0, folder=folder), 0)]
     plain: dict[int, tuple[str, np.ndarray, int]] = {}
     next_id = batch = 0
     queries = ENCODER.table[:3].astype(np.float32)
@@ -174,7 +174,7 @@ def test_any_sequence_of_changes_is_found_as_a_plain_list_would_be(tmp_path_fact
             batch += 1
             texts = {f"{batch}-{number}": text for number, text in enumerate(value)}
             text = stream(texts)
-            if remember(memory, ENCODER, text, source_of_text(text)):
+            if remember(memory, ENCODER, text, source=source_of_text(text)):
                 keys = iter(ENCODER.of(np.asarray(text.tokens)))
                 for name, tokens in texts.items():
                     for token in tokens:
@@ -182,7 +182,7 @@ def test_any_sequence_of_changes_is_found_as_a_plain_list_would_be(tmp_path_fact
                         next_id += 1
             if len(searchers) == 1 and len(memory.entries()) > 5:
                 entries = memory.entries()
-                index = build_index("faiss", entries, 0, folder)
+                index = build_index("faiss", entries, 0, folder=folder)
                 index.effort = index.most_effort
                 searchers.append(Searcher(memory, index, int(entries.ids(np.array([len(entries) - 1]))[0]) + 1))
         elif step == "forget" and plain:

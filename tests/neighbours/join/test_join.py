@@ -20,7 +20,7 @@ def ordered(keys: Array, folder, partitions: int = 12, width: int | None = None,
     sample = keys.keys(0, len(keys)).astype(np.float32)
     if like is None:
         space = learn_space(sample, width)
-        like = partition_points(space.project(sample).numpy(), space, partitions, 1, serial_map)
+        like = partition_points(space.project(sample).numpy(), space, partitions, seed=1, parallel=serial_map)
     return partition_on_disk(keys, like, folder, block=block, workers=Workers())
 
 
@@ -190,7 +190,7 @@ def test_distances_of_every_half_precision_number():
 def test_partitions_survive_being_saved(tmp_path):
     keys = clustered(500, 11, 0)
     space = learn_space(keys, 4)
-    made = partition_points(space.project(keys).numpy(), space, 9, 1, serial_map)
+    made = partition_points(space.project(keys).numpy(), space, 9, seed=1, parallel=serial_map)
     made.save(tmp_path / "p")
     found = Partitions.load(tmp_path / "p")
     vectors = space.project(keys).numpy()

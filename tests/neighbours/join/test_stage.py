@@ -43,14 +43,16 @@ def encoder(corpus):
 
 @pytest.fixture
 def memory(corpus, encoder, tmp_path):
-    made = open_memory(tmp_path / "memory", encoder, MemorySettings(), corpus.split("train"))
-    remember(made, encoder, corpus.split("train"), source_of_split(corpus, "train"))
+    made = open_memory(tmp_path / "memory", encoder, MemorySettings(), stream=corpus.split("train"))
+    remember(made, encoder, corpus.split("train"), source=source_of_split(corpus, "train"))
     return made
 
 
 def test_every_position_of_every_split_has_its_neighbours(memory, encoder, corpus, tmp_path):
     settings = NeighbourSettings(count=3, held_out=5, recall=0.9)
-    table = find_neighbours(memory, encoder, corpus, settings, tmp_path / "neighbours", execution=EXECUTION)
+    table = find_neighbours(
+        memory, encoder, corpus, settings=settings, directory=tmp_path / "neighbours", execution=EXECUTION
+    )
     entries = memory.entries()
     for split in ("train", "dev", "test"):
         text = corpus.split(split)
@@ -59,7 +61,9 @@ def test_every_position_of_every_split_has_its_neighbours(memory, encoder, corpu
         assert ids.shape == distances.shape == (len(text), count)
         queries = encoder.keys(text, 0, len(text), memory.keys_of, memory.width).astype(np.float32)
         own = np.arange(len(text)) if split == "train" else np.full(len(text), NOT_AN_ENTRY)
-        _, true = exact_search(queries, entries, count, serial_map, QueryExclusion(own, own, Exclusion()))
+        _, true = exact_search(
+            queries, entries, count, parallel=serial_map, exclusion=QueryExclusion(own, own, Exclusion())
+        )
         near_enough = distances <= true[:, -1:] * 1.001 + 1e-3
         assert near_enough.mean() > 0.9
         assert abs(near_enough.mean() - table.recall(split)) < 0.05
@@ -74,7 +78,12 @@ def test_every_position_of_every_split_has_its_neighbours(memory, encoder, corpu
 @pytest.mark.slow
 def test_what_is_forgotten_leaves_the_table_at_once(memory, encoder, corpus, tmp_path):
     table = find_neighbours(
-        memory, encoder, corpus, NeighbourSettings(count=3, held_out=5), tmp_path / "neighbours", execution=EXECUTION
+        memory,
+        encoder,
+        corpus,
+        settings=NeighbourSettings(count=3, held_out=5),
+        directory=tmp_path / "neighbours",
+        execution=EXECUTION,
     )
     everyone = np.arange(len(corpus.split("dev")))
     held = memory.entries().live_documents
@@ -87,7 +96,12 @@ def test_what_is_forgotten_leaves_the_table_at_once(memory, encoder, corpus, tmp
     assert np.isinf(distances[ids == MISSING]).all()
     assert (np.diff(distances[np.isfinite(distances).all(1)], axis=1) >= 0).all()
     again = find_neighbours(
-        memory, encoder, corpus, NeighbourSettings(count=3, held_out=5), tmp_path / "neighbours", execution=EXECUTION
+        memory,
+        encoder,
+        corpus,
+        settings=NeighbourSettings(count=3, held_out=5),
+        directory=tmp_path / "neighbours",
+        execution=EXECUTION,
     )
     ids, _ = again.read("dev", everyone)
     assert (ids != MISSING).all()
@@ -98,11 +112,15 @@ def test_what_is_forgotten_leaves_the_table_at_once(memory, encoder, corpus, tmp
 
 @pytest.mark.slow
 def test_a_table_of_another_memory_is_refused(memory, encoder, corpus, tmp_path):
-    find_neighbours(memory, encoder, corpus, NeighbourSettings(), tmp_path / "neighbours", execution=EXECUTION)
+    find_neighbours(
+        memory, encoder, corpus, settings=NeighbourSettings(), directory=tmp_path / "neighbours", execution=EXECUTION
+    )
     other = Encoder("other", 14, corpus.vocabulary, encoder.reading, encoder.load, encoder.device)
     with pytest.raises(InputError, match="keys of another kind"):
-        find_neighbours(memory, other, corpus, NeighbourSettings(), tmp_path / "again", execution=EXECUTION)
-    second = open_memory(tmp_path / "second", other, MemorySettings(), corpus.split("train"))
+        find_neighbours(
+            memory, other, corpus, settings=NeighbourSettings(), directory=tmp_path / "again", execution=EXECUTION
+        )
+    second = open_memory(tmp_path / "second", other, MemorySettings(), stream=corpus.split("train"))
     with pytest.raises(InputError, match="made with another memory"):
         NeighbourTable(tmp_path / "neighbours", second)
 
@@ -110,18 +128,22 @@ def test_a_table_of_another_memory_is_refused(memory, encoder, corpus, tmp_path)
 @pytest.mark.slow
 def test_a_memory_made_anew_is_another_memory(memory, encoder, corpus, tmp_path):
     """The same encoder, but other texts under the same ids."""
-    find_neighbours(memory, encoder, corpus, NeighbourSettings(), tmp_path / "neighbours", execution=EXECUTION)
+    find_neighbours(
+        memory, encoder, corpus, settings=NeighbourSettings(), directory=tmp_path / "neighbours", execution=EXECUTION
+    )
     NeighbourTable(tmp_path / "neighbours", memory)
-    other = open_memory(tmp_path / "other", encoder, MemorySettings(), corpus.split("test"))
-    remember(other, encoder, corpus.split("test"), source_of_split(corpus, "test"))
+    other = open_memory(tmp_path / "other", encoder, MemorySettings(), stream=corpus.split("test"))
+    remember(other, encoder, corpus.split("test"), source=source_of_split(corpus, "test"))
     with pytest.raises(InputError, match="made with another memory"):
         NeighbourTable(tmp_path / "neighbours", other)
 
 
 def test_an_empty_memory_is_told(encoder, corpus, tmp_path):
-    empty = open_memory(tmp_path / "empty", encoder, MemorySettings(), corpus.split("train"))
+    empty = open_memory(tmp_path / "empty", encoder, MemorySettings(), stream=corpus.split("train"))
     with pytest.raises(InputError, match="holds no keys"):
-        find_neighbours(empty, encoder, corpus, NeighbourSettings(), tmp_path / "neighbours", execution=EXECUTION)
+        find_neighbours(
+            empty, encoder, corpus, settings=NeighbourSettings(), directory=tmp_path / "neighbours", execution=EXECUTION
+        )
 
 
 def test_too_little_memory_or_disk_is_told(tmp_path):

@@ -117,4 +117,4 @@ def test_a_port_that_is_taken_is_told(client):
         taken.listen()
         port = taken.getsockname()[1]
         with pytest.raises(InputError, match=f"--port {port}: Address already in use; give another one"):
-            serve(client.app, "127.0.0.1", port, "the explorer")
+            serve(client.app, "127.0.0.1", port, title="the explorer")

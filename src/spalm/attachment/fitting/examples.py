@@ -59,24 +59,32 @@ class ExampleSets:
 
     @classmethod
     def collect(
-        cls, base: PretrainedBase, corpus: Corpus, search: MemorySearch, learned: LearnedText, settings: AttachSettings
+        cls,
+        base: PretrainedBase,
+        corpus: Corpus,
+        search: MemorySearch,
+        *,
+        learned: LearnedText,
+        settings: AttachSettings,
     ) -> "ExampleSets":
         """Reads and searches everything that the examples need."""
         if search.nearest is None:
-            train = advanced = _examples_without_keys(base, search, learned, settings)
+            train = advanced = _examples_without_keys(base, search, learned, settings=settings)
         else:
-            train, advanced = _examples_with_keys(base, search, learned, settings)
-        questions = _question_examples(base, search, learned.text, settings)
-        texts, (dev, test) = zip(*(_held_out_examples(base, search, corpus, split, settings) for split in HELD_OUT))
+            train, advanced = _examples_with_keys(base, search, learned, settings=settings)
+        questions = _question_examples(base, search, learned.text, settings=settings)
+        texts, (dev, test) = zip(
+            *(_held_out_examples(base, search, corpus, split=split, settings=settings) for split in HELD_OUT)
+        )
         past = None
         if search.nearest is not None:
             keys, count = search.memory.keys_of(dev.base.hidden), search.nearest.count
-            past = nearest_in_past(keys, dev.targets.numpy(), count, settings.cache)
+            past = nearest_in_past(keys, dev.targets.numpy(), count, reach=settings.cache)
         return cls(train, advanced, questions, dev, test, texts[1], past)
 
 
 def _held_out_examples(
-    base: PretrainedBase, search: MemorySearch, corpus: Corpus, split: HeldOut, settings: AttachSettings
+    base: PretrainedBase, search: MemorySearch, corpus: Corpus, *, split: HeldOut, settings: AttachSettings
 ) -> tuple[TokenStream, TrainingExamples]:
     """Returns text of dev or test, and every position of it; keys that the memory has of it need not be made again.
 
@@ -86,10 +94,12 @@ def _held_out_examples(
     positions, ends = np.arange(len(text)), text.ends
     if len(text) > settings.held_out:
         positions, ends = _beginnings(text, settings.held_out, settings)
-        text = TokenStream(text.tokens[positions], ends, lambda: ["document"] * len(ends), text.start)
+        text = TokenStream(text.tokens[positions], ends, lambda: ["document"] * len(ends), start=text.start)
     if search.nearest is not None and search.memory.projection is None:
         known = _known_states(search.memory, source_of_split(corpus, split), positions)
-    return text, examples_from_text(base, search, text, f"read {split}: {len(text.ends):,} document(s)", known)
+    return text, examples_from_text(
+        base, search, text, title=f"read {split}: {len(text.ends):,} document(s)", known=known
+    )
 
 
 def _known_states(
@@ -124,21 +134,21 @@ def _beginnings(
 
 
 def _examples_without_keys(
-    base: PretrainedBase, search: MemorySearch, learned: LearnedText, settings: AttachSettings
+    base: PretrainedBase, search: MemorySearch, learned: LearnedText, *, settings: AttachSettings
 ) -> TrainingExamples:
     """Returns positions from the beginnings of training documents, read now, with exact matches in other documents."""
     text = learned.text
     positions, ends = _beginnings(text, settings.positions, settings)
-    sample = TokenStream(text.tokens[positions], ends, lambda: ["document"] * len(ends), text.start)
+    sample = TokenStream(text.tokens[positions], ends, lambda: ["document"] * len(ends), start=text.start)
     hidden = base.hidden(sample, "read training documents")
     with bar("exact matches of training positions", None):
         matched = search.matches(reversed_contexts(text, positions), learned.first_id + positions)
     retrieved = replace(Retrieved.empty(len(positions)), matched=matched)
-    return examples_from_hidden(base, hidden, retrieved, torch.from_numpy(text.targets(positions)))
+    return examples_from_hidden(base, hidden, retrieved, targets=torch.from_numpy(text.targets(positions)))
 
 
 def _examples_with_keys(
-    base: PretrainedBase, search: MemorySearch, learned: LearnedText, settings: AttachSettings
+    base: PretrainedBase, search: MemorySearch, learned: LearnedText, *, settings: AttachSettings
 ) -> list[TrainingExamples]:
     """Returns training positions with neighbours from other documents, searched for and advanced.
 
@@ -155,11 +165,11 @@ def _examples_with_keys(
     previous = retrieved[np.maximum(np.arange(len(rows)) - 1, 0)]
     previous.distances[~continues] = torch.inf
     advanced = replace(advance_neighbours(previous, tokens.roll(1), entries), matched=retrieved.matched)
-    return examples_with_each(base, torch.from_numpy(keys), [retrieved, advanced], tokens)
+    return examples_with_each(base, torch.from_numpy(keys), [retrieved, advanced], targets=tokens)
 
 
 def _question_examples(
-    base: PretrainedBase, search: MemorySearch, train: TokenStream, settings: AttachSettings
+    base: PretrainedBase, search: MemorySearch, train: TokenStream, *, settings: AttachSettings
 ) -> TrainingExamples:
     """Returns short pieces from within training documents, read as if they were the beginning of a text.
 
@@ -172,8 +182,8 @@ def _question_examples(
     )
     texts = [train.tokens[start : start + _QUESTION_TOKENS] for start in np.sort(starts)]
     ends = np.cumsum([len(text) for text in texts])
-    stream = TokenStream(np.concatenate(texts), ends, lambda: ["question"] * len(texts), train.start)
-    examples = examples_from_text(base, search, stream, f"read {len(texts):,} short pieces as questions")
+    stream = TokenStream(np.concatenate(texts), ends, lambda: ["question"] * len(texts), start=train.start)
+    examples = examples_from_text(base, search, stream, title=f"read {len(texts):,} short pieces as questions")
     offsets = np.arange(len(stream)) - stream.begins[stream.documents_of(np.arange(len(stream)))]
     return examples[torch.from_numpy(np.flatnonzero(offsets >= _LEAST_CONTEXT))]
 
@@ -190,6 +200,7 @@ def examples_from_text(
     base: PretrainedBase,
     search: MemorySearch,
     text: TokenStream,
+    *,
     title: str = "read documents",
     known: Float[Tensor, "n width"] | None = None,
 ) -> TrainingExamples:
@@ -197,18 +208,18 @@ def examples_from_text(
     hidden = base.hidden(text, title) if known is None else known
     with bar("search", None):
         retrieved = search(search.memory.keys_of(hidden), reversed_contexts(text, np.arange(len(text))))
-    return examples_from_hidden(base, hidden, retrieved, torch.from_numpy(text.targets(np.arange(len(text)))))
+    return examples_from_hidden(base, hidden, retrieved, targets=torch.from_numpy(text.targets(np.arange(len(text)))))
 
 
 def examples_from_hidden(
-    base: PretrainedBase, hidden: Tensor, retrieved: Retrieved, targets: Tensor
+    base: PretrainedBase, hidden: Tensor, retrieved: Retrieved, *, targets: Tensor
 ) -> TrainingExamples:
     """Returns positions whose hidden states are known, with the model's outputs."""
-    return examples_with_each(base, hidden, [retrieved], targets)[0]
+    return examples_with_each(base, hidden, [retrieved], targets=targets)[0]
 
 
 def examples_with_each(
-    base: PretrainedBase, hidden: Tensor, neighbours: list[Retrieved], targets: Tensor
+    base: PretrainedBase, hidden: Tensor, neighbours: list[Retrieved], *, targets: Tensor
 ) -> list[TrainingExamples]:
     """Returns the examples of some positions for each of several sets of neighbours; the model predicts only once."""
     # Results are allocated beforehand: small tensors kept from each batch would fragment the heap, as the large ones

@@ -31,7 +31,7 @@ class GateTrainingSettings(Settings):
 
 
 def learn_gate(
-    settings: GateSettings, training: GateTrainingSettings, model: LanguageModel, examples: TrainingExamples
+    settings: GateSettings, training: GateTrainingSettings, model: LanguageModel, *, examples: TrainingExamples
 ) -> Gate:
     """Returns a gate trained on these positions."""
     torch.manual_seed(training.seed)
@@ -43,7 +43,7 @@ def learn_gate(
             shown.advance()
             return -_target_log_probabilities(gate, model, examples[rows]).mean()
 
-        fit_network(gate, training, len(examples), loss_of, torch.Generator().manual_seed(training.seed))
+        fit_network(gate, training, len(examples), loss_of=loss_of, order=torch.Generator().manual_seed(training.seed))
     return gate
 
 

@@ -65,14 +65,18 @@ def fit_combiner(settings: AttachSettings, examples: ExampleSets, model: Languag
             for name, keep in ABLATIONS.items()
             if dev.retrieved.matched is not None
         }
-    knn, _ = tune_knn(dev.log_base, dev.retrieved, dev.targets, settings.knn)
-    cache, _ = tune_knn(dev.log_base, examples.dev_past, dev.targets, settings.knn)
+    knn, _ = tune_knn(dev.log_base, dev.retrieved, dev.targets, settings=settings.knn)
+    cache, _ = tune_knn(dev.log_base, examples.dev_past, dev.targets, settings=settings.knn)
     with bar("learn the search policy", None):
         # Without a search a position has advanced neighbours or, further from the last search, none.
         without_search = (mixture_log_probabilities(mixture, examples.advanced) + train.log_base) / 2
         gains = mixture_log_probabilities(mixture, train) - without_search
         policy = learn_policy(settings.policy, train.base.hidden, gains)
-    gate = learn_gate(settings.gate, settings.gate_training, model, train) if settings.combiner == "gate" else None
+    gate = (
+        learn_gate(settings.gate, settings.gate_training, model, examples=train)
+        if settings.combiner == "gate"
+        else None
+    )
     return FittedCombiner(mixture, ablations, policy, knn, cache, gate)
 
 

@@ -55,7 +55,7 @@ def perplexities(examples: TrainingExamples, fitted: FittedCombiner, model: Lang
 
 @torch.no_grad()
 def search_curve(
-    base: PretrainedBase, fitted: FittedCombiner, examples: ExampleSets, entries: Entries
+    base: PretrainedBase, fitted: FittedCombiner, examples: ExampleSets, *, entries: Entries
 ) -> list[dict[str, float]]:
     """Returns the perplexity of test by the share of positions that are searched; thresholds are quantiles on dev.
 
@@ -67,7 +67,7 @@ def search_curve(
     gains_on_dev, gains_on_test = (policy(each.base.hidden) for each in (examples.dev, test))
     thresholds = [search_threshold(gains_on_dev, share) for share in SEARCHED_SHARES]
     searched = [gains_on_test > threshold for threshold in thresholds]
-    neighbours = [advance_unsearched(test, each, examples.test_text, entries) for each in searched]
+    neighbours = [advance_unsearched(test, each, examples.test_text, entries=entries) for each in searched]
     scores: list[list[Tensor]] = [[] for _ in SEARCHED_SHARES]
     with bar("search less", len(test)) as shown:
         for rows, log_probabilities in predict_in_batches(base, test.base.hidden):
@@ -88,7 +88,7 @@ def search_curve(
 
 
 def advance_unsearched(
-    examples: TrainingExamples, searched: Bool[Tensor, "n"], text: TokenStream, entries: Entries
+    examples: TrainingExamples, searched: Bool[Tensor, "n"], text: TokenStream, *, entries: Entries
 ) -> Retrieved:
     """Returns the neighbours of consecutive positions of a text when only some of them are searched.
 

@@ -153,12 +153,12 @@ class Decoder:
         model = self.model
         if not self.use_memory:
             nothing = Retrieved.empty(len(encoded)).to(model.device)
-            return PlainCombiner().combine(model.network, encoded.hidden, nothing, encoded.logits), nothing
+            return PlainCombiner().combine(model.network, encoded.hidden, nothing, logits=encoded.logits), nothing
         retrieved = self._neighbours(encoded, last) if self._has_keys else Retrieved.empty(len(encoded))
         if model.combiner.uses_matches:
             retrieved = model.models.add_matches(retrieved, encoded.contexts)
         retrieved = self._previous = retrieved.to(model.device)
-        return model.combiner.combine(model.network, encoded.hidden, retrieved, encoded.logits), retrieved
+        return model.combiner.combine(model.network, encoded.hidden, retrieved, logits=encoded.logits), retrieved
 
     def _neighbours(self, encoded: EncodedTokens, last: int) -> Retrieved:
         """Returns neighbours: searched for or, where the policy expects little of that, advanced from the last ones."""

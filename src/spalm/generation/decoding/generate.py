@@ -116,7 +116,7 @@ class Generation:
                 step.prompt = self._score_prompt(combined)
                 combined, retrieved = combined[rows - 1 :], retrieved[rows - 1 :]
             if not self._unread and self.options.sampling is not None:
-                self._pick(combined, retrieved, self.options.sampling, step)
+                self._pick(combined, retrieved, self.options.sampling, step=step)
         self.finished = self.finished or (self.options.sampling is None and not self._unread)
         return step
 
@@ -133,13 +133,13 @@ class Generation:
         ]
         return scored if first > 1 else [GeneratedToken(self._prompt[0], "", None), *scored]
 
-    def _pick(self, combined: CombinedPrediction, retrieved: Retrieved, sampling: Sampling, step: Step) -> None:
+    def _pick(self, combined: CombinedPrediction, retrieved: Retrieved, sampling: Sampling, *, step: Step) -> None:
         """Picks the next token, and those after it as far as the draft was right; takes back what was wrong of it."""
         draft, found = self._draft, step.picked
         for row in range(1 + len(draft.tokens)):
             here = slice(row, row + 1)
             guess = draft.tokens[row] if row < len(draft.tokens) else None
-            found.append(self._pick_one(combined[here], retrieved[here], sampling, guess))
+            found.append(self._pick_one(combined[here], retrieved[here], sampling, guess=guess))
             if self.finished or found[-1].id != guess:
                 break
         self._last = found[-1].id
@@ -155,7 +155,7 @@ class Generation:
         self._unread = [self._last, *self._draft.tokens]
 
     def _pick_one(
-        self, combined: CombinedPrediction, retrieved: Retrieved, sampling: Sampling, guess: int | None
+        self, combined: CombinedPrediction, retrieved: Retrieved, sampling: Sampling, *, guess: int | None
     ) -> GeneratedToken:
         """Returns a token picked from the distribution of one position; `guess` is what the draft has there."""
         model, options = self.decoder.model, self.options
@@ -168,26 +168,28 @@ class Generation:
         self.finished = reason is not None
         text = "" if ends else self._detokeniser.add(token)
         share = memory_share(combined, retrieved, token) if self.decoder.use_memory else 0.0
-        followed = self._follow(combined, retrieved, token, share)
+        followed = self._follow(combined, retrieved, token, share=share)
         cited = options.cite and share > 0
         return GeneratedToken(
             id=token,
             text=text + self._detokeniser.rest() if reason else text,
             log_probability=float(log_probabilities[token]),
             memory_share=share,
-            sources=cited_sources(model.store.entries(), combined, retrieved, token, followed) if cited else [],
+            sources=cited_sources(model.store.entries(), combined, retrieved, token=token, followed=followed)
+            if cited
+            else [],
             continues=followed != MISSING,
             drafted=token == guess,
             likely=_likeliest(log_probabilities, options.likely),
             finish_reason=reason,
         )
 
-    def _follow(self, combined: CombinedPrediction, retrieved: Retrieved, token: int, share: float) -> int:
+    def _follow(self, combined: CombinedPrediction, retrieved: Retrieved, token: int, *, share: float) -> int:
         """Returns the token's entry in the document that the answer follows; MISSING if it is not there."""
         if share <= TOOK_PART:
             self._place = FollowedPlace()
         elif self.options.cite or self._drafter is not None:
-            return self._place.advance(self.decoder.model.store.entries(), combined, retrieved, token)
+            return self._place.advance(self.decoder.model.store.entries(), combined, retrieved, token=token)
         return MISSING
 
 
@@ -219,7 +221,7 @@ def advance(answers: Sequence[Generation], longest: int | None = None) -> list[S
     predictions = dict(zip(asking, predicted))
     steps = {id(answer): _taken(answer, predictions.get(number)) for number, answer in enumerate(stepping)}
     if sum(needed) == sum(map(len, pieces)):
-        note_times(decoders[0].model, list(steps.values()), sum(needed), time.perf_counter() - begun)
+        note_times(decoders[0].model, list(steps.values()), sum(needed), seconds=time.perf_counter() - begun)
     return [steps.get(id(answer), Step()) for answer in answers]
 
 
@@ -231,7 +233,7 @@ def _taken(answer: Generation, prediction: tuple[CombinedPrediction, Retrieved] 
         return Step(error=error)
 
 
-def note_times(model: "Model", steps: list[Step], tokens: int, seconds: float) -> None:
+def note_times(model: "Model", steps: list[Step], tokens: int, *, seconds: float) -> None:
     """Notes how long a pass over so many tokens took, and what its drafts cost and saved."""
     checked = [step.draft for step in steps if step.draft is not None]
     if checked:

@@ -160,11 +160,12 @@ class SpalmForCausalLM(PreTrainedModel, GenerationMixin):
         return self.pretrained
 
     @torch.no_grad()
-    def forward(  # noqa: PLR0917 - transformers also passes them by position
+    def forward(
         self,
         input_ids: Tensor,
         attention_mask: Tensor | None = None,
         position_ids: Tensor | None = None,
+        *,
         past_key_values: Any = None,
         labels: Tensor | None = None,
         logits_to_keep: int | Tensor = 0,
@@ -182,12 +183,12 @@ class SpalmForCausalLM(PreTrainedModel, GenerationMixin):
             given = {name: value for name, value in given.items() if value is not None}
             read = self.base.base_model(input_ids=input_ids, past_key_values=past_key_values, **given)
             mask, hidden, cache = mask[:, kept], read.last_hidden_state[:, kept].float(), read.past_key_values
-            contexts = self._contexts(input_ids, attention_mask, cache, options.get("text_ids"))
+            contexts = self._contexts(input_ids, attention_mask, cache, text_ids=options.get("text_ids"))
             contexts = contexts[:, kept][mask.cpu().numpy()]
             encoded = EncodedTokens(hidden[mask], self.memory_model.store.keys_of(hidden[mask]), contexts)
         else:
             cache = past_key_values or BatchCache(self.memory_model, len(input_ids), self.config.bos_token_id)
-            encoded, mask = self._read_on(input_ids, mask, kept, cache)
+            encoded, mask = self._read_on(input_ids, mask, kept, cache=cache)
         logits = torch.zeros(*mask.shape, self.config.vocab_size, device=self.memory_model.device)
         places = mask.nonzero()
         for start in range(0, len(places), _ROWS):
@@ -208,7 +209,7 @@ class SpalmForCausalLM(PreTrainedModel, GenerationMixin):
         return {**inputs, "text_ids": input_ids}
 
     def _contexts(
-        self, input_ids: Tensor, attention_mask: Tensor | None, cache: Any, text_ids: Tensor | None
+        self, input_ids: Tensor, attention_mask: Tensor | None, cache: Any, *, text_ids: Tensor | None
     ) -> np.ndarray:
         """Returns the queries for exact matches of a batch's positions.
 
@@ -228,7 +229,7 @@ class SpalmForCausalLM(PreTrainedModel, GenerationMixin):
         return np.stack([last_contexts(row, input_ids.shape[1]) for row in numbers])
 
     def _read_on(
-        self, ids: Tensor, mask: Tensor, kept: slice | Tensor, cache: BatchCache
+        self, ids: Tensor, mask: Tensor, kept: slice | Tensor, *, cache: BatchCache
     ) -> tuple[EncodedTokens, Tensor]:
         """Reads further tokens of a batch.
 

@@ -74,7 +74,7 @@ def explain_tokens(explorer: Explorer, variant: str, text: str) -> list[dict[str
     return [dict(zip(("token", *columns), row)) for row in zip(passage["tokens"], *columns.values())]
 
 
-def explain_position(explorer: Explorer, variant: str, text: str, position: int) -> ExplainedPosition:
+def explain_position(explorer: Explorer, variant: str, text: str, *, position: int) -> ExplainedPosition:
     """Returns what the memory does at one token of a text."""
     found = explorer.token(text, position)
     kept = ("token", "document", "offset", "before", "after")

@@ -119,7 +119,7 @@ class Explorer:
         targets = torch.from_numpy(read.tokens).to(device)
         found = {}
         for variant in read.variants:
-            scores = score_variant(variant, read.hidden[variant.network.name], targets, retrieved)
+            scores = score_variant(variant, read.hidden[variant.network.name], targets, retrieved=retrieved)
             found[variant.name] = {"log_probabilities": _rounded(scores.log_probabilities)}
             if variant.has_memory:
                 found[variant.name]["network"] = _rounded(scores.network)
@@ -153,8 +153,8 @@ class Explorer:
                 name: _round(float(each.log_probabilities[0, target.token].exp())) for name, each in combined.items()
             },
             "network": {name: _round(float(each.network_share[0])) for name, each in combined.items()},
-            "neighbours": self._neighbours(read, position, target, off, entries),
-            "matches": [] if here.matched is None else self._matches(read, position, here.matched, target),
+            "neighbours": self._neighbours(read, position, target, off=off, entries=entries),
+            "matches": [] if here.matched is None else self._matches(read, position, here.matched, target=target),
         }
 
     def _likely(self, log_probabilities: Tensor, target: _Target) -> list[dict[str, Any]]:
@@ -170,7 +170,7 @@ class Explorer:
         ]
 
     def _neighbours(
-        self, read: ReadPassage, position: int, target: _Target, off: Switches, entries: Entries
+        self, read: ReadPassage, position: int, target: _Target, *, off: Switches, entries: Entries
     ) -> list[dict[str, Any]]:
         """Returns the nearest neighbours that are on, and the nearer ones that are off."""
         found: list[dict[str, Any]] = []
@@ -182,7 +182,7 @@ class Explorer:
                 break
         return found
 
-    def _matches(self, read: ReadPassage, position: int, matched: Matched, target: _Target) -> list[dict[str, Any]]:
+    def _matches(self, read: ReadPassage, position: int, matched: Matched, *, target: _Target) -> list[dict[str, Any]]:
         """Returns the exact matches of a position, longest first: their text, and some places where it stands."""
         entries, found = self.models.memory.entries(), []
         lengths, counts = matched.lengths[0].int().tolist(), matched.counts[0].int().tolist()

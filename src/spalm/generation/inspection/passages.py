@@ -137,7 +137,7 @@ class PassageReader:
             raise InputError(f"the text has {len(stream):,} tokens; give 1 to {LONGEST_PASSAGE:,}")
         variants = self._models.variants()
         networks = {each.network.name: each.network for each in variants}
-        states = {name: read_states(network, stream, 0, len(stream)) for name, network in networks.items()}
+        states = {name: read_states(network, stream, 0, last=len(stream)) for name, network in networks.items()}
         neighbours = self._models.neighbours_of_text(stream)
         contexts = reversed_contexts(stream, np.arange(len(stream)))
         return ReadPassage(_TITLE, stream.tokens, variants, states, *neighbours, contexts)
@@ -158,7 +158,7 @@ class PassageReader:
         rows = np.arange(first, min(end, first + place.length))
         variants = self._models.variants(place.split, first)
         networks = {each.network.name: each.network for each in variants}
-        states = {key: read_states(network, text, first, int(rows[-1]) + 1) for key, network in networks.items()}
+        states = {key: read_states(network, text, first, last=int(rows[-1]) + 1) for key, network in networks.items()}
         title = f"{name} ({place.split}), from token {place.offset:,}"
         neighbours = self._models.neighbours_of_split(place.split, rows)
         remembered = self._models.memory.first_id(source_of_split(self._models.corpus, place.split))

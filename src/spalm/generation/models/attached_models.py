@@ -63,5 +63,5 @@ class AttachedModels(ModelSet):
         if first is not None and (entries.rows(first + rows) >= 0).all():
             return self.search.find(entries.take(entries.rows(first + rows)), own=first + rows)
         text = self.corpus.split(split)  # forgotten since: read again; the search cannot find it
-        keys = self.encoder.keys(text, int(rows[0]), int(rows[-1]) + 1, memory.keys_of, memory.width)
+        keys = self.encoder.keys(text, int(rows[0]), int(rows[-1]) + 1, to_keys=memory.keys_of, width=memory.width)
         return self.search.find(keys)

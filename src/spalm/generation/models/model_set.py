@@ -109,7 +109,7 @@ class ModelSet(ABC):
         """Returns the neighbours of every position of a text; none at all where the memory has no keys."""
         if not self.has_keys:
             return no_neighbours(len(stream))
-        keys = self.encoder.keys(stream, 0, len(stream), self.memory.keys_of, self.memory.width)
+        keys = self.encoder.keys(stream, 0, len(stream), to_keys=self.memory.keys_of, width=self.memory.width)
         return self.search.find(keys)
 
     @property

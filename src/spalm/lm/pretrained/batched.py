@@ -29,10 +29,10 @@ class _KeysAndValues:
     def __init__(self) -> None:
         self._layers: dict[int, list[Tensor]] = {}
 
-    def extend(self, layer: int, new: Sequence[Tensor], rows: Tensor, places: Tensor) -> list[Tensor]:
+    def extend(self, layer: int, new: Sequence[Tensor], rows: Tensor, *, places: Tensor) -> list[Tensor]:
         """Adds the keys and values (texts, heads, tokens, width) of new tokens, and returns all of these texts."""
         end = int(places.max()) + 1
-        held = self._with_room(layer, new, int(rows.max()) + 1, end)
+        held = self._with_room(layer, new, int(rows.max()) + 1, tokens=end)
         for all_texts, added in zip(held, new):
             all_texts[rows[:, None], places] = added.transpose(1, 2)
         first, last = int(rows[0]), int(rows[-1])
@@ -47,7 +47,7 @@ class _KeysAndValues:
             for each in self._layers[layer]:
                 each[to, :tokens] = each[source, :tokens]
 
-    def _with_room(self, layer: int, new: Sequence[Tensor], texts: int, tokens: int) -> list[Tensor]:
+    def _with_room(self, layer: int, new: Sequence[Tensor], texts: int, *, tokens: int) -> list[Tensor]:
         """Returns the tensors of a layer, large enough for so many texts and tokens."""
         empty = [each.new_zeros(0, 0, each.shape[1], each.shape[3]) for each in new]
         self._layers[layer] = [_grown(each, texts, tokens) for each in self._layers.get(layer, empty)]
@@ -76,7 +76,7 @@ class _CacheOfPass:
 
     def update(self, keys: Tensor, values: Tensor, layer_idx: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         """Adds the new tokens of a layer and returns the keys and values of all tokens."""
-        found = self._held.extend(layer_idx, (keys, values), self._rows, self._places)
+        found = self._held.extend(layer_idx, (keys, values), self._rows, places=self._places)
         return found[0], found[1]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:  # noqa: ARG002

@@ -88,7 +88,7 @@ class _Documents:
 
     def sorted(self, entries: Entries, vocabulary: int) -> SortedContexts:
         """Returns the sorted contexts of the documents."""
-        return sort_contexts(self.tokens(entries), self.entries, self.first_ids, vocabulary)
+        return sort_contexts(self.tokens(entries), self.entries, self.first_ids, vocabulary=vocabulary)
 
 
 @dataclass(frozen=True)

@@ -78,6 +78,7 @@ def sort_contexts(
     tokens: Integer[np.ndarray, "tokens"],
     lengths: Int[np.ndarray, "documents"],
     first_ids: Int[np.ndarray, "documents"],
+    *,
     vocabulary: int,
 ) -> SortedContexts:
     """Sorts the contexts of documents, given their tokens in a row and the number of tokens of each."""

@@ -65,6 +65,7 @@ def find_spans(
     shards: list[SearchedContexts],
     tokens: Integer[np.ndarray, "tokens"],
     least: int = LEAST,
+    *,
     left_out: Int[np.ndarray, "documents"] = NO_DOCUMENTS,
 ) -> list[VerbatimSpan]:
     """Returns the spans of at least `least` tokens that stand in the shards and cannot be made longer, longest first.

@@ -61,4 +61,4 @@ class ExactView:
         left_out: Int[np.ndarray, "documents"] = NO_DOCUMENTS,
     ) -> list[VerbatimSpan]:
         """Returns the spans of a text that stand word for word in one document (see `find_spans`)."""
-        return find_spans(self.shards, tokens, least, left_out)
+        return find_spans(self.shards, tokens, least, left_out=left_out)

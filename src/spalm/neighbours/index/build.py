@@ -101,12 +101,12 @@ class _Stored(BaseModel):
 class _RecallSample:
     """A sample of entries and the distances of their true neighbours, by which the recall of searches is measured."""
 
-    def __init__(self, entries: Entries, count: int, seed: int, parallel: ParallelMap):
+    def __init__(self, entries: Entries, count: int, seed: int, *, parallel: ParallelMap):
         rows = np.sort(np.random.default_rng(seed).choice(len(entries), min(_SAMPLE, len(entries)), replace=False))
         self._own, self._queries, self._count = entries.ids(rows), entries.take(rows).astype(np.float32), count
         with bar("search a sample exactly", None):
             excluded = query_exclusion(entries, self._own, ONLY_ITSELF)
-            _, self._true = exact_search(self._queries, entries, count, parallel, excluded)
+            _, self._true = exact_search(self._queries, entries, count, parallel=parallel, exclusion=excluded)
 
     def recall(self, searcher: Searcher) -> float | None:
         """Returns the share of the true neighbours that a search finds; None if there are none."""
@@ -117,7 +117,7 @@ class _RecallSample:
 
 
 def make_searcher(
-    memory: Memory, directory: Path, settings: IndexSettings, engine: Engine = LOCAL
+    memory: Memory, directory: Path, settings: IndexSettings, *, engine: Engine = LOCAL
 ) -> tuple[Searcher, IndexDescription]:
     """Builds an index of the memory, raises its effort until the recall is reached, and saves it."""
     kind, seed = settings.kind, settings.seed
@@ -132,13 +132,13 @@ def make_searcher(
         for folder in (work, memory.directory):
             engine.refuse_unless_shared(folder)
         try:
-            index = build_index(kind, entries, seed, work, engine)
+            index = build_index(kind, entries, seed, folder=work, engine=engine)
         except RuntimeError as error:
             raise OSError(errno.EIO, f"the index could not be made ({_last_line(error)})", str(directory)) from None
         next_id = 0 if kind == "exact" else int(entries.ids(np.array([len(entries) - 1]))[0]) + 1
-        searcher = Searcher(memory, index, next_id, parallel)
+        searcher = Searcher(memory, index, next_id, parallel=parallel)
         index.effort = 1
-        sample = _RecallSample(entries, settings.neighbours, seed, parallel)
+        sample = _RecallSample(entries, settings.neighbours, seed, parallel=parallel)
         while (found := sample.recall(searcher)) is not None and found < settings.recall:
             if index.effort >= index.most_effort:
                 say(f"{kind}: a recall of {settings.recall} is out of reach, {found:.3f} is what can be had")

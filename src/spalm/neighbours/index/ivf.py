@@ -67,12 +67,12 @@ class FaissIndex:
         self._centres.nprobe = min(self._centres.nlist, max(GROUPS, ceil(share * self._centres.nlist)))
 
     @classmethod
-    def build(cls, entries: Vectors, seed: int, folder: Path, engine: Engine) -> "FaissIndex":
+    def build(cls, entries: Vectors, seed: int, folder: Path, *, engine: Engine) -> "FaissIndex":
         """Trains the index and adds all entries."""
-        partitions = train_index(entries, seed, folder, engine)
+        partitions = train_index(entries, seed, folder, engine=engine)
         index: IvfIndex = faiss.read_index(str(folder / TRAINED))
         with bar("fill the index", len(entries)) as shown:
-            fill_index(index, partitions, entries, JobPart(0, 0, len(entries)), shown.advance)
+            fill_index(index, partitions, entries, part=JobPart(0, 0, len(entries)), progress=shown.advance)
         return cls(index, partitions)
 
     def add(self, ids: Int[np.ndarray, "n"], keys: Float[np.ndarray, "n width"]) -> bool:
@@ -135,23 +135,25 @@ def _centres_of(partitions: Partitions) -> faiss.IndexIVFFlat:
     return centres
 
 
-def train_index(entries: Vectors, seed: int, folder: Path, engine: Engine) -> Partitions:
+def train_index(entries: Vectors, seed: int, folder: Path, *, engine: Engine) -> Partitions:
     """Learns the partitions and trains an index without entries; leaves both in `folder` and returns the partitions."""
     path, trained = folder / PARTITIONS, folder / TRAINED
     if not path.exists():
         count, most = max(1, len(entries) // partition_size(len(entries), _NEIGHBOURS)), half_of_machine_ram() // 2
         with thread_map(engine.requested_threads) as parallel:
-            learn_partitions(entries, count, seed, lambda width: most // (4 * width), parallel).save(path)
+            learn_partitions(
+                entries, count, seed, most_points=lambda width: most // (4 * width), parallel=parallel
+            ).save(path)
     partitions = Partitions.load(path)
     if not trained.exists():
         index = empty_index(_centres_of(partitions), partitions.space.width)
-        index.train(sample_vectors(entries, _POINTS, [seed, 2], partitions.space.project))
+        index.train(sample_vectors(entries, _POINTS, [seed, 2], transform=partitions.space.project))
         write_atomically(trained, faiss.serialize_index(index).tobytes())
     return partitions
 
 
 def fill_index(
-    index: IvfIndex, partitions: Partitions, entries: Vectors, part: JobPart, progress: ProgressCallback
+    index: IvfIndex, partitions: Partitions, entries: Vectors, *, part: JobPart, progress: ProgressCallback
 ) -> None:
     """Adds the rows of a part to the lists of their partitions."""
     for first, last in chunks(part.first, part.last, _AT_ONCE):

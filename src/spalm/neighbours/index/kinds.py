@@ -25,7 +25,7 @@ class FlatIndex:
     on_disk = False
 
     @classmethod
-    def build(cls, entries: Vectors, seed: int, folder: Path, engine: Engine) -> "FlatIndex":  # noqa: ARG003
+    def build(cls, entries: Vectors, seed: int, folder: Path, *, engine: Engine) -> "FlatIndex":  # noqa: ARG003
         """Returns an index of nothing."""
         return cls()
 
@@ -53,7 +53,7 @@ _KINDS = {"exact": FlatIndex, "faiss": FaissIndex, "disk": OnDiskIndex, "scann":
 """Class of each kind of index."""
 
 
-def build_index(kind: IndexKind, entries: Vectors, seed: int, folder: Path, engine: Engine = LOCAL) -> Index:
+def build_index(kind: IndexKind, entries: Vectors, seed: int, *, folder: Path, engine: Engine = LOCAL) -> Index:
     """Builds an index of all entries.
 
     Until the index is saved, `folder` holds what is too large for RAM; unfinished work in it is continued.

@@ -69,9 +69,9 @@ class OnDiskIndex(FaissIndex):
         self._added.sq, self._added.is_trained = index.sq, True
 
     @classmethod
-    def build(cls, entries: Vectors, seed: int, folder: Path, engine: Engine) -> "OnDiskIndex":
+    def build(cls, entries: Vectors, seed: int, folder: Path, *, engine: Engine) -> "OnDiskIndex":
         """Sorts the entries into lists, part by part, and merges the parts."""
-        partitions = train_index(entries, seed, folder, engine)
+        partitions = train_index(entries, seed, folder, engine=engine)
         code = partitions.space.width + 8
         check_disk_space(folder, 2 * len(entries) * code, "the index")
         job = FillJob(entries, folder)
@@ -183,7 +183,7 @@ class FillJob(SentByFields):
     def __call__(self, part: JobPart, progress: ProgressCallback) -> None:
         """Writes the lists of a part to its file."""
         index: IvfIndex = faiss.read_index(str(self.folder / TRAINED))
-        fill_index(index, self._partitions, self.entries, part, progress)
+        fill_index(index, self._partitions, self.entries, part=part, progress=progress)
         content = faiss.VectorIOWriter()
         faiss.write_InvertedLists(index.invlists, content)
         write_atomically(self.folder / part.file_name, faiss.vector_to_array(content.data).tobytes(), shared=True)

@@ -28,7 +28,7 @@ class ScannIndex:
         self.effort, self.most_effort = 1, leaves
 
     @classmethod
-    def build(cls, entries: Vectors, seed: int, folder: Path, engine: Engine) -> "ScannIndex":  # noqa: ARG003
+    def build(cls, entries: Vectors, seed: int, folder: Path, *, engine: Engine) -> "ScannIndex":  # noqa: ARG003
         """Builds the index in RAM."""
         library = _scann()
         count = len(entries)

@@ -24,7 +24,7 @@ _BLOCK = 1 << 16
 class Searcher:
     """Finds neighbours in a memory through an index, which holds the entries with ids below `next_id`."""
 
-    def __init__(self, memory: Memory, index: Index, next_id: int, parallel: ParallelMap = serial_map):
+    def __init__(self, memory: Memory, index: Index, next_id: int, *, parallel: ParallelMap = serial_map):
         self.memory, self.index, self.next_id = memory, index, next_id
         self._parallel = parallel
         self.searched = 0
@@ -48,7 +48,7 @@ class Searcher:
         entries = self.memory.entries().with_keys
         excluded = QueryExclusion.nothing(len(queries)) if own is None else query_exclusion(entries, own, exclusion)
         last = len(entries) if below is None else entries.first_row(below)
-        recent = self._recent(queries, count, entries, excluded, last)
+        recent = self._recent(queries, count, entries, excluded=excluded, last=last)
         ids = np.full((len(queries), count), MISSING, np.int64)
         distances = np.full(ids.shape, np.inf, np.float32)
         pending, wanted = np.arange(len(queries)), count + _MARGIN
@@ -58,7 +58,9 @@ class Searcher:
             every = np.concatenate([usable, recent[pending]], 1)
             if self.index.on_disk:
                 self._fetch(every, entries)
-            ids[pending], distances[pending] = _rank(queries[pending], every, count, entries, excluded[pending])
+            ids[pending], distances[pending] = _rank(
+                queries[pending], every, count, entries=entries, excluded=excluded[pending]
+            )
             # If a query found too little although the index proposed as many candidates as requested, most of these
             # were dead or excluded: it requests more.
             short = (ids[pending] == MISSING).any(1) & ((proposed != MISSING).sum(1) >= wanted)
@@ -72,13 +74,15 @@ class Searcher:
         entries.prefetch(rows[rows >= 0])
 
     def _recent(
-        self, queries, count: int, entries: Entries, excluded: QueryExclusion, last: int
+        self, queries, count: int, entries: Entries, *, excluded: QueryExclusion, last: int
     ) -> Int[np.ndarray, "n some"]:
         """Returns the ids of the nearest entries before row `last` that the index does not hold."""
         first = entries.first_row(self.next_id)
         if first >= last:
             return np.zeros((len(queries), 0), np.int64)
-        rows, _ = exact_search(queries, _RowRange(entries, first, last), count, self._parallel, excluded)
+        rows, _ = exact_search(
+            queries, _RowRange(entries, first, last), count, parallel=self._parallel, exclusion=excluded
+        )
         return np.where(rows == MISSING, MISSING, entries.ids(np.where(rows == MISSING, 0, rows + first)))
 
     def catch_up(self) -> bool:
@@ -132,6 +136,7 @@ def _rank(
     queries: Float[np.ndarray, "n width"],
     proposed: Int[np.ndarray, "n some"],
     count: int,
+    *,
     entries: Entries,
     excluded: QueryExclusion,
 ) -> tuple[Int[np.ndarray, "n count"], Float[np.ndarray, "n count"]]:

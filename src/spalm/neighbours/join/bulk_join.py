@@ -77,8 +77,8 @@ class BulkJoin:
         entries: Vectors,
         settings: NeighbourSettings,
         folder: Path,
-        work: Path,
         *,
+        work: Path,
         budget: RamBudget,
         engine: Engine = LOCAL,
     ):
@@ -144,7 +144,9 @@ class BulkJoin:
         path = self.work / "partitions.safetensors"
         if not path.exists():
             count = max(1, len(self.entries) // partition_size(len(self.entries), self.settings.count))
-            learn_partitions(self.entries, count, self.settings.seed, self.budget.points, parallel).save(path)
+            learn_partitions(
+                self.entries, count, self.settings.seed, most_points=self.budget.points, parallel=parallel
+            ).save(path)
         return Partitions.load(path)
 
     def find(
@@ -222,7 +224,7 @@ class _TableFiles:
     def open(self, mode: Literal["c", "r+"] = "c") -> tuple[np.ndarray, np.ndarray]:
         """Returns the ids and the distances as mapped arrays."""
         shape = (self.positions, self.count)
-        ids, distances = (map_array(path, dtype, shape, mode) for path, dtype, _ in self._files())
+        ids, distances = (map_array(path, dtype, shape, mode=mode) for path, dtype, _ in self._files())
         return ids, distances
 
     def write(self, positions: Int[np.ndarray, "queries"], found: NearestEntries) -> None:
@@ -242,7 +244,7 @@ class _TableFiles:
         for path, dtype, nothing in self._files():
             if not path.exists():
                 with replacing(path, sync=False) as unfinished:
-                    map_array(unfinished, dtype, (self.positions, self.count), "r+")[:] = nothing
+                    map_array(unfinished, dtype, (self.positions, self.count), mode="r+")[:] = nothing
 
     def sync(self) -> None:
         """Waits until the files are on disk."""

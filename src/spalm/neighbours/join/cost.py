@@ -101,12 +101,12 @@ class JoinEstimate:
     def of(cls, load: JoinWorkload, recall: float, workers: int) -> "JoinEstimate":
         """Returns the estimate for a number of workers, each on a core like this machine's."""
         slower = 1 - _PRODUCTS + _PRODUCTS * GFLOPS / gflops_of_a_core()
-        seconds = core_seconds(load.keys, load.own + load.others, load.width, recall) * slower / workers
+        seconds = core_seconds(load.keys, load.own + load.others, load.width, recall=recall) * slower / workers
         # Whole keys and half as much for the scan, twice while they are ordered; labels, documents, norms, partitions.
         return cls(seconds, (load.keys + load.others) * (4 * load.width + 32) + load.table_bytes)
 
 
-def core_seconds(keys: float, queries: float, width: int, recall: float) -> float:
+def core_seconds(keys: float, queries: float, width: int, *, recall: float) -> float:
     """Returns the time of a join on the core on which the constants were measured."""
     work = (_MICROSECONDS + _MICROSECONDS_PER_DIMENSION * width) * 1e-6 * (max(keys, 1) / 1e6) ** GROWTH
     thorough = (0.05 / max(1 - recall, 1e-3)) ** 0.6

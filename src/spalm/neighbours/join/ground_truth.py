@@ -21,7 +21,7 @@ _DIRECT = "donot_use_mm_for_euclid_dist"
 
 
 def exact_neighbours(
-    join: Join, rows: Int[np.ndarray, "n"], within: Float[np.ndarray, "n"], parallel: ParallelMap
+    join: Join, rows: Int[np.ndarray, "n"], within: Float[np.ndarray, "n"], *, parallel: ParallelMap
 ) -> tuple[Int[np.ndarray, "n neighbours"], Float[np.ndarray, "n neighbours"], Int[np.ndarray, "n neighbours"]]:
     """Returns the nearest keys of the queries in `rows`: rows, squared distances, and ranks in the scan space.
 
@@ -40,7 +40,9 @@ def exact_neighbours(
     known = np.flatnonzero(np.isfinite(within))
     if len(known) < len(rows):
         unknown = np.flatnonzero(np.isinf(within))
-        true[unknown], distances[unknown] = exact_search(whole[unknown], join.keys, count, parallel, exclusion[unknown])
+        true[unknown], distances[unknown] = exact_search(
+            whole[unknown], join.keys, count, parallel=parallel, exclusion=exclusion[unknown]
+        )
 
     scan, own = queries.scan(rows), queries.partition_of(rows)
     own_centres = join.centres[own]

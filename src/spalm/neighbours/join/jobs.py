@@ -61,7 +61,7 @@ class JoinInputs(SentByFields):
     def _open(self, name: str) -> PartitionedVectors:
         """Opens the keys, or the queries called `name`."""
         room = self.room // (2 if self.first_id is None else 1)  # keys and queries share it
-        return PartitionedVectors(self.work / name, self.partitions, self.width, room)
+        return PartitionedVectors(self.work / name, self.partitions, self.width, room=room)
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ _TASK = 1 << 14
 class PartitionedVectors:
     """Vectors in the partitioned layout, opened for reading; about `room` bytes of the files are in RAM at a time."""
 
-    def __init__(self, directory: Path, partitions: Partitions, width: int, room: int = 1 << 30):
+    def __init__(self, directory: Path, partitions: Partitions, width: int, *, room: int = 1 << 30):
         self.partitions = partitions
         self._room, self._touched = room, 0
         self.starts = np.fromfile(directory / "starts", "<i8")
@@ -128,7 +128,7 @@ def partition_on_disk(
     if state.moved < len(vectors) or not len(vectors):
         job = AssignmentJob(vectors, partitions, folder)
         job.run(workers, progress)
-        _RowMover(job, directory, block, workers.parallel).move(state, progress)
+        _RowMover(job, directory, block, parallel=workers.parallel).move(state, progress)
     else:
         progress(len(vectors))
     shutil.rmtree(folder, ignore_errors=True)
@@ -153,7 +153,7 @@ class _MoveState:
 class _RowMover:
     """The second pass of the partitioned layout: writes every row to its place."""
 
-    def __init__(self, job: AssignmentJob, directory: Path, block: int, parallel: ParallelMap):
+    def __init__(self, job: AssignmentJob, directory: Path, block: int, *, parallel: ParallelMap):
         self.job, self.vectors, self.partitions = job, job.vectors, job.partitions
         self.directory, self.block, self.parallel = directory, block, parallel
 
@@ -170,17 +170,17 @@ class _RowMover:
             sizes = np.bincount(rows.partition, minlength=partitions)
             rank = np.arange(stop - start) - (np.cumsum(sizes) - sizes)[in_order]
             places, target = places + sizes, places[in_order] + rank
-            self._write("keys", self.vectors.keys(start, stop), order, target)
-            self._write("half_norms", rows.half_norms, order, target)
-            self._write("labels", self.vectors.labels(start, stop), order, target)
-            self._write("documents", self.vectors.documents(start, stop), order, target)
+            self._write("keys", self.vectors.keys(start, stop), order, target=target)
+            self._write("half_norms", rows.half_norms, order, target=target)
+            self._write("labels", self.vectors.labels(start, stop), order, target=target)
+            self._write("documents", self.vectors.documents(start, stop), order, target=target)
             if self.partitions.space.reduced:
-                self._write("scan", rows.scan, order, target)
+                self._write("scan", rows.scan, order, target=target)
             state.moved = stop
             state.save()
             progress(stop - start)
 
-    def _write(self, name: str, source: np.ndarray, order: np.ndarray, target: np.ndarray) -> None:
+    def _write(self, name: str, source: np.ndarray, order: np.ndarray, *, target: np.ndarray) -> None:
         """Puts source[order] into the file `name` at the rows `target`, which rise.
 
         Runs of rows are written directly: a mapping would fault in every page of the file for every block.

@@ -57,7 +57,9 @@ class EncodedQueries:
         return np.full(stop - start, MISSING)
 
 
-def encode_queries(encoder: Encoder, memory: Memory, text: TokenSplit, folder: Path, engine: Engine) -> EncodedQueries:
+def encode_queries(
+    encoder: Encoder, memory: Memory, text: TokenSplit, *, folder: Path, engine: Engine
+) -> EncodedQueries:
     """Makes the keys of every position of a split in `folder`; files that exist are not made again."""
     folder.mkdir(exist_ok=True)
     stride = encoder.reading.stride
@@ -87,6 +89,6 @@ class _EncodingJob(SentByFields):
 
     def __call__(self, part: JobPart, progress: ProgressCallback) -> None:
         keys = self.encoder.keys(
-            self.text, part.first, part.last, self.memory.keys_of, self.memory.width, progress=progress
+            self.text, part.first, part.last, to_keys=self.memory.keys_of, width=self.memory.width, progress=progress
         )
         write_atomically(self.folder / part.file_name, keys.tobytes(), shared=True)

@@ -24,9 +24,9 @@ def find_neighbours(
     memory: Memory,
     encoder: Encoder,
     corpus: Corpus,
+    *,
     settings: NeighbourSettings,
     directory: Path,
-    *,
     execution: Execution,
 ) -> NeighbourTable:
     """Returns the neighbour table at `directory`: made now, continued, or found there."""
@@ -40,13 +40,15 @@ def find_neighbours(
         entries = memory.entries().with_keys
         if not len(entries):
             raise InputError(f"{memory.directory} holds no keys; add documents with `spalm remember`")
-        join = BulkJoin(entries, settings, draft.directory, draft.scratch("work"), budget=budget, engine=engine)
+        join = BulkJoin(entries, settings, draft.directory, work=draft.scratch("work"), budget=budget, engine=engine)
         held_out = sum(len(text) for text in splits if text.split != "train")
         join.announce(len(splits[0]), held_out)
         join.prepare()
         facts = {}
         for text in splits:
-            found = _neighbours_of_split(join, text, memory, encoder, source_of_split(corpus, text.split))
+            found = _neighbours_of_split(
+                join, text, memory, encoder=encoder, source=source_of_split(corpus, text.split)
+            )
             for name, table in (("ids", found.ids), ("distances", found.distances)):
                 draft.declare(f"{text.split}.{name}", table.dtype, table.shape)
             match = _first_matches(entries, text, found.ids)
@@ -79,12 +81,12 @@ def find_neighbours(
 
 
 def _neighbours_of_split(
-    join: BulkJoin, text: TokenSplit, memory: Memory, encoder: Encoder, source: dict[str, Any]
+    join: BulkJoin, text: TokenSplit, memory: Memory, *, encoder: Encoder, source: dict[str, Any]
 ) -> SplitNeighbours:
     """Finds the neighbours of a split. Its positions are entries if the memory holds its `source`."""
     first_id, name, settings = memory.first_id(source), text.split, join.settings
     if first_id is None:
-        queries = encode_queries(encoder, memory, text, join.work / f"{name}.queries", join.engine)
+        queries = encode_queries(encoder, memory, text, folder=join.work / f"{name}.queries", engine=join.engine)
         return join.find(name, len(text), settings.held_out, queries=queries)
     if name != "train":
         raise InputError(

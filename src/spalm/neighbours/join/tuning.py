@@ -46,7 +46,7 @@ class RecallSample:
         rows = _draw(task.queries, np.random.default_rng(seed))
         # The K nearest are no further away than any other K entries.
         join = Join(task, JoinPlan(task.neighbours, task.neighbours, NEAR, FIRST_REACH))
-        return cls(rows, *exact_neighbours(join, rows, join.neighbours_of(rows).distances[:, -1], parallel))
+        return cls(rows, *exact_neighbours(join, rows, join.neighbours_of(rows).distances[:, -1], parallel=parallel))
 
     def recall(self, distances: Float[np.ndarray, "sample neighbours"]) -> float:
         """Returns the recall of neighbours at these squared distances; 1 if there is nothing to find."""

@@ -94,7 +94,7 @@ class AdaptiveMixture(nn.Module):
     usual_distance: Tensor
     """Mean distance of the first neighbour."""
 
-    def __init__(self, settings: AdaptiveSettings, width: int, neighbours: int, levels: int = 0):
+    def __init__(self, settings: AdaptiveSettings, width: int, neighbours: int, *, levels: int = 0):
         super().__init__()
         self.settings, self.neighbours, self.levels = settings, neighbours, levels
         self.ranks = [rank for rank in _FEATURE_RANKS if rank < neighbours]
@@ -275,7 +275,7 @@ def learn_mixture(settings: AdaptiveSettings, examples: TrainingExamples) -> Ada
     """Returns a mixture fitted to these positions; the same positions and settings give the same mixture."""
     neighbours = examples.retrieved.tokens.shape[-1]
     levels = 0 if examples.retrieved.matched is None else matched.LEVELS
-    mixture = AdaptiveMixture(settings, examples.base.hidden.shape[-1], neighbours, levels).initialise()
+    mixture = AdaptiveMixture(settings, examples.base.hidden.shape[-1], neighbours, levels=levels).initialise()
     order = torch.Generator().manual_seed(settings.seed)
     sample = examples[torch.randperm(len(examples), generator=order)[:16384]]
     mixture.fit_feature_scales(sample.base, sample.retrieved)
@@ -287,7 +287,7 @@ def learn_mixture(settings: AdaptiveSettings, examples: TrainingExamples) -> Ada
     def loss_of(rows: Tensor) -> Tensor:
         return -mixture.target_log_probabilities(examples[rows], features[rows]).mean()
 
-    fit_network(mixture, settings, len(examples), loss_of, order)
+    fit_network(mixture, settings, len(examples), loss_of=loss_of, order=order)
     return mixture
 
 

@@ -40,7 +40,7 @@ class CompiledMixture:
         else:
             of_matched = base.of_matched.numpy()
         tokens, distances = retrieved.tokens.numpy(), retrieved.distances.numpy() / np.float32(self._usual_distance)
-        features = self._features(base, tokens, distances, found, of_matched)
+        features = self._features(base, tokens, distances, found=found, of_matched=of_matched)
         outputs = np.empty((len(tokens), len(self._layers[-1])), np.float32)
         kernels.network_outputs(base.hidden.float().numpy(), self._scales, features, self._layers, outputs)
         log_sources = np.empty((len(tokens), 2 + of_matched.shape[1]), np.float32)
@@ -58,7 +58,7 @@ class CompiledMixture:
         return mixed, MixtureWeights(torch.from_numpy(log_sources), torch.from_numpy(neighbours), of_matches)
 
     def _features(
-        self, base: BaseOutputs, tokens: np.ndarray, distances: np.ndarray, found: Matched, of_matched: np.ndarray
+        self, base: BaseOutputs, tokens: np.ndarray, distances: np.ndarray, *, found: Matched, of_matched: np.ndarray
     ) -> Float[np.ndarray, "n features"]:
         """Returns the features of the positions, not yet normalised, in the order of `AdaptiveMixture.features`."""
         features, end = np.empty((len(tokens), len(self._scales[2])), np.float32), 0

@@ -41,6 +41,7 @@ class AnswerService:
         request: Request,
         parse: Callable[[], GenerationJob],
         form_of: Callable[[GenerationJob], AnswerForm],
+        *,
         stream: StreamForm | None,
     ) -> Response:
         """Returns the answer to a request, which `parse` turns into a job; `stream`: in pieces of this form."""

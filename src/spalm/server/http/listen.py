@@ -35,7 +35,7 @@ def check_access(host: str, *, key: bool, no_key: bool) -> None:
         )
 
 
-def serve(app: FastAPI, host: str, port: int, title: str, *, no_key: bool = False) -> None:
+def serve(app: FastAPI, host: str, port: int, *, title: str, no_key: bool = False) -> None:
     """Serves until stopped by Ctrl-C or SIGTERM; port 0 means any free port.
 
     When the server is stopped, the current request is ended and waiting ones are refused. `title` is the name of the

@@ -28,7 +28,7 @@ _VERSION = "0.12.0"
 """Version of Ollama whose API this is; clients ask for it."""
 
 
-def ollama_routes(model: Model, parser: RequestParser, queue: RequestQueue, service: AnswerService) -> APIRouter:
+def ollama_routes(model: Model, parser: RequestParser, queue: RequestQueue, *, service: AnswerService) -> APIRouter:
     """Returns the routes below /api that Ollama's clients use."""
     routes = APIRouter(prefix="/api", route_class=JsonRoute)
     name = with_tag(model.name)
@@ -73,7 +73,7 @@ def ollama_routes(model: Model, parser: RequestParser, queue: RequestQueue, serv
         if not body.prompt and not body.system:  # clients do so to load a model
             parser.refuse_other_models(without_tag(body.model))
             return JSONResponse({"model": body.model, "created_at": started, "response": "", "done": True})
-        return await answer(request, body, lambda: _job_of_text(parser, body), OllamaResponse)
+        return await answer(request, body, lambda: _job_of_text(parser, body), form=OllamaResponse)
 
     @routes.post("/chat", responses=STREAMED["ndjson"])
     async def chat(body: OllamaChatRequest, request: Request) -> Response:
@@ -81,7 +81,7 @@ def ollama_routes(model: Model, parser: RequestParser, queue: RequestQueue, serv
             parser.refuse_other_models(without_tag(body.model))
             empty = {"role": "assistant", "content": ""}
             return JSONResponse({"model": body.model, "created_at": started, "message": empty, "done": True})
-        return await answer(request, body, lambda: parser.parse_chat(body.as_chat()), OllamaChatResponse)
+        return await answer(request, body, lambda: parser.parse_chat(body.as_chat()), form=OllamaChatResponse)
 
     @routes.post("/embed")
     async def embed(body: EmbedRequest, request: Request) -> dict[str, Any]:
@@ -103,10 +103,10 @@ def ollama_routes(model: Model, parser: RequestParser, queue: RequestQueue, serv
             return await turn.run_each(model.embed, texts), tokens
 
     async def answer(
-        request: Request, body: OllamaRequest, parse: Callable[[], GenerationJob], form: type[OllamaResponse]
+        request: Request, body: OllamaRequest, parse: Callable[[], GenerationJob], *, form: type[OllamaResponse]
     ) -> Response:
         stream = "ndjson" if body.stream else None
-        return await service.respond(request, parse, lambda job: form(body.model, job), stream)
+        return await service.respond(request, parse, lambda job: form(body.model, job), stream=stream)
 
     return routes
 

@@ -15,7 +15,7 @@ from spalm.server.openai.responses import ChatResponse, CompletionResponse
 from spalm.server.queue import RequestQueue
 
 
-def openai_routes(model: Model, parser: RequestParser, queue: RequestQueue, service: AnswerService) -> APIRouter:
+def openai_routes(model: Model, parser: RequestParser, queue: RequestQueue, *, service: AnswerService) -> APIRouter:
     """Returns the routes below /v1."""
     routes = APIRouter(prefix="/v1", route_class=JsonRoute)
     description = {"id": model.name, "object": "model", "created": int(time.time()), "owned_by": "spalm"}
@@ -31,11 +31,11 @@ def openai_routes(model: Model, parser: RequestParser, queue: RequestQueue, serv
 
     @routes.post("/completions", responses=STREAMED["events"])
     async def completions(body: CompletionRequest, request: Request) -> Response:
-        return await answer(request, body, lambda: parser.parse_completion(body), CompletionResponse)
+        return await answer(request, body, lambda: parser.parse_completion(body), form=CompletionResponse)
 
     @routes.post("/chat/completions", responses=STREAMED["events"])
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
-        return await answer(request, body, lambda: parser.parse_chat(body), ChatResponse)
+        return await answer(request, body, lambda: parser.parse_chat(body), form=ChatResponse)
 
     @routes.post("/embeddings")
     async def embeddings(body: EmbeddingRequest, request: Request) -> dict[str, Any]:
@@ -54,6 +54,7 @@ def openai_routes(model: Model, parser: RequestParser, queue: RequestQueue, serv
         request: Request,
         body: GenerationRequest,
         parse: Callable[[], GenerationJob],
+        *,
         form: type[CompletionResponse],
     ) -> Response:
         usage = body.stream_options.include_usage
@@ -61,6 +62,6 @@ def openai_routes(model: Model, parser: RequestParser, queue: RequestQueue, serv
         def form_of(job: GenerationJob) -> CompletionResponse:
             return form(model.name, model.tokeniser, job, include_usage=usage)
 
-        return await service.respond(request, parse, form_of, "events" if body.stream else None)
+        return await service.respond(request, parse, form_of, stream="events" if body.stream else None)
 
     return routes

@@ -47,10 +47,10 @@ def vary_neighbours(run: FinishedRun, counts: tuple[int, ...], execution: Execut
     """Makes the records for these numbers of neighbours, at test only or, with `retrain`, by training again."""
     table = _wide_table(run, max(counts), execution, for_training=retrain)
     for variant in (NeighbourVariant(count, retrained=retrain) for count in counts):
-        model = _retrained(run, variant, table, execution) if retrain else run.network("spalm")
+        model = _retrained(run, variant, table, execution=execution) if retrain else run.network("spalm")
         settings = run.recipe.evaluation.model_copy(update={"neighbours": variant.count})
         evaluation = Evaluation(settings, run.memory_length, table)
-        evaluate_model(model, run.corpus, evaluation, variant.records(run), execution)
+        evaluate_model(model, run.corpus, evaluation, directory=variant.records(run), execution=execution)
 
 
 def _wide_table(run: FinishedRun, count: int, execution: Execution, *, for_training: bool) -> NeighbourTable:
@@ -66,18 +66,18 @@ def _wide_table(run: FinishedRun, count: int, execution: Execution, *, for_train
         return run.neighbours
     encoder = encoder_of(run.network(KEY_NETWORK), run.recipe.memory, execution.hardware.prepare)
     where = run.directory / _FOLDER / "neighbours"
-    return find_neighbours(run.memory, encoder, run.corpus, wider, where, execution=execution)
+    return find_neighbours(run.memory, encoder, run.corpus, settings=wider, directory=where, execution=execution)
 
 
 def _retrained(
-    run: FinishedRun, variant: NeighbourVariant, table: NeighbourTable, execution: Execution
+    run: FinishedRun, variant: NeighbourVariant, table: NeighbourTable, *, execution: Execution
 ) -> TrainedSpalm:
     """Trains a SPALM with another number of neighbours, as the run's own was trained."""
     settings = run.network("spalm").model_settings
     gate = settings.spalm.gate.model_copy(update={"neighbours": variant.count})
     settings = settings.model_copy(update={"spalm": settings.spalm.model_copy(update={"gate": gate})})
     start = run.network("transformer-xl") if settings.first_step else None
-    return train_spalm(settings, start, run.corpus, table, directory=variant.model(run), execution=execution)
+    return train_spalm(settings, start, run.corpus, table=table, directory=variant.model(run), execution=execution)
 
 
 def existing_variants(run: FinishedRun) -> dict[NeighbourVariant, Records]:

@@ -37,12 +37,12 @@ def gate_histogram(request: AnalysisRequest) -> Analysis:
         f"g of SPALM ({request.where}), {dimensions}; mean {mean:.3f}. At 1 the prediction is the network's alone, at "
         "0 the memory's.",
         {"histogram": DataTable(["from", "to", "values", "share"], rows)},
-        lambda axes: _draw_histogram(axes, edges, shares, mean),
+        lambda axes: _draw_histogram(axes, edges, shares, mean=mean),
         data={"split": request.split, "mean": mean},
     )
 
 
-def _draw_histogram(axes: Axes, edges: np.ndarray, shares: np.ndarray, mean: float) -> None:
+def _draw_histogram(axes: Axes, edges: np.ndarray, shares: np.ndarray, *, mean: float) -> None:
     axes.bar(edges[:-1], 100 * shares, np.diff(edges), align="edge", color=COLOURS[0], alpha=0.85)
     axes.axvline(mean, color=COLOURS[1], lw=1.4, label=f"mean {mean:.2f}")
     axes.set_xlim(0, 1)

@@ -40,7 +40,7 @@ def output_analysis(request: AnalysisRequest) -> Analysis:
     difference = run.log_probabilities(long, split) - run.log_probabilities(REFERENCE_ROW, split)
     tables = {"counts": counts}
     for name, kind in (("gainers", "long-term gains"), ("losers", "long-term losses")):
-        tables[name] = _most_affected(request, targets, kinds, difference, kind)
+        tables[name] = _most_affected(request, targets, kinds, difference=difference, kind=kind)
     return Analysis(
         "outputs",
         "Which tokens the memories help",
@@ -54,7 +54,7 @@ def output_analysis(request: AnalysisRequest) -> Analysis:
 
 
 def _most_affected(
-    request: AnalysisRequest, targets: np.ndarray, kinds: dict[str, np.ndarray], difference: np.ndarray, kind: str
+    request: AnalysisRequest, targets: np.ndarray, kinds: dict[str, np.ndarray], *, difference: np.ndarray, kind: str
 ) -> DataTable:
     """Returns the tokens with most gains or losses of a kind, "long-term gains" or "long-term losses"."""
     size, tokeniser = request.run.corpus.vocabulary, request.run.corpus.tokeniser

@@ -38,7 +38,7 @@ def _draw_pairs(axes: Axes, models: Sequence[str], rows: list[list[Any]]) -> Non
         i, j = models.index(one), models.index(other)
         gains[i, j], gains[j, i] = gain, -gain
         for x, y, value in ((j, i, gain), (i, j, -gain)):
-            write_text(axes, x, y, f"{value:+.3f}" if p < 0.05 else "n.s.", ha="center", va="center", fontsize=8)
+            write_text(axes, x, y, text=f"{value:+.3f}" if p < 0.05 else "n.s.", ha="center", va="center", fontsize=8)
     most = max(1e-9, float(np.abs(gains).max()))
     axes.imshow(gains, cmap="RdYlGn", vmin=-most, vmax=most, alpha=0.55)
     axes.set_xticks(range(len(models)), models, rotation=30, ha="right")

@@ -31,7 +31,7 @@ def neighbour_strips(request: AnalysisRequest) -> Analysis:
     spalm = run.records("spalm")
     count = spalm.of(split, "neighbours").shape[1]
     targets = text.targets(rows).tolist()
-    proposed = retrieved_tokens(spalm, split, rows, run.memory.entries())
+    proposed = retrieved_tokens(spalm, split, rows, entries=run.memory.entries())
     lines = [
         [
             visible_token(tokeniser, target),
@@ -51,7 +51,7 @@ def neighbour_strips(request: AnalysisRequest) -> Analysis:
         f"followed its {count} nearest contexts in the memory, nearest first. Green: the token that came; some "
         f"neighbour is right at {right} of {len(rows)} tokens.",
         {"tokens": DataTable(["token", *(f"neighbour {rank}" for rank in range(1, count + 1))], lines)},
-        lambda axes: _draw(axes, lines, hits, layout, count),
+        lambda axes: _draw(axes, lines, hits, layout=layout, count=count),
         (8.4, 0.25 * len(layout) * (count + 1.7) + 0.1),
         {"split": split, "first_position": int(rows[0]), "hits": hits},
     )
@@ -73,7 +73,7 @@ def _layout(lines: Lines) -> list[tuple[int, int]]:
     return [*found, (start, len(lines))]
 
 
-def _draw(axes: Axes, lines: Lines, hits: list[list[bool]], layout: list[tuple[int, int]], count: int) -> None:
+def _draw(axes: Axes, lines: Lines, hits: list[list[bool]], *, layout: list[tuple[int, int]], count: int) -> None:
     axes.set_axis_off()
     axes.set_xlim(0, _LINE)
     axes.set_ylim(len(layout) * (count + 1.7), 0)
@@ -90,11 +90,11 @@ def _draw_column(axes: Axes, line: list[str | None], hits: list[bool], *, x: flo
 
     style: dict[str, Any] = {"ha": "center", "va": "center", "family": "monospace", "fontsize": 8}
     middle = x + width / 2
-    write_text(axes, middle, top + 0.5, line[0] or "", weight="bold", **style)
+    write_text(axes, middle, top + 0.5, text=line[0] or "", weight="bold", **style)
     for rank, token in enumerate(line[1:]):
         if token is None:
             continue
         right = hits[rank]
         if right:
             axes.add_patch(Rectangle((x + 0.15, top + rank + 1.05), width - 0.3, 0.9, color=HIT, alpha=0.3, lw=0))
-        write_text(axes, middle, top + rank + 1.5, token, alpha=1.0 if right else 0.6, **style)
+        write_text(axes, middle, top + rank + 1.5, text=token, alpha=1.0 if right else 0.6, **style)
