@@ -47,7 +47,7 @@ class CopyingEncoder(Encoder):
 
     vectors: RepeatedKeys | None = None
 
-    def keys(self, stream, start, stop, to_keys, width, progress=lambda _: None):  # noqa: ARG002, PLR0917
+    def keys(self, stream, start, stop, to_keys, width, progress=lambda _: None):  # noqa: ARG002
         assert self.vectors is not None
         found = self.vectors.keys(start, stop)
         progress(stop - start)

@@ -70,7 +70,7 @@ SEPARATOR, END = 65_535, 65_534
 class NoKeys(Encoder):
     """An encoder without a model: all keys are zero."""
 
-    def keys(self, stream, start, stop, to_keys, width, progress=lambda _: None):  # noqa: ARG002, PLR0917
+    def keys(self, stream, start, stop, to_keys, width, progress=lambda _: None):  # noqa: ARG002
         progress(stop - start)
         return np.zeros((stop - start, width), np.float16)
 

@@ -37,7 +37,7 @@ STEPS = 4
 class NoKeys(Encoder):
     """An encoder whose keys are zeros, because only the tokens of the memory are read here."""
 
-    def keys(self, stream, start, stop, to_keys, width, progress=lambda _: None):  # noqa: ARG002, PLR0917
+    def keys(self, stream, start, stop, to_keys, width, progress=lambda _: None):  # noqa: ARG002
         progress(stop - start)
         return np.zeros((stop - start, width), "<f2")
 

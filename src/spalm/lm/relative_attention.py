@@ -64,7 +64,7 @@ class _TiledAttention(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, content, position, keys_values, distances):
+    def forward(ctx, content, position, keys_values, distances):  # noqa: PLR0917
         batch, time, heads, _ = content.shape
         output = torch.empty_like(content)
         kept = []

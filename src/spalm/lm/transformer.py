@@ -113,13 +113,13 @@ class Layer(nn.Module):
         self, x: Tensor, memory: Tensor | None, encodings: Tensor | None, *, state: LayerState | None
     ) -> Tensor:
         if not self.before:
-            x = self.attention_norm(x + self.dropout(self.attention(x, memory, encodings, state)))
+            x = self.attention_norm(x + self.dropout(self.attention(x, memory, encodings, state=state)))
             return self.feed_forward_norm(x + self._feed_forward(x))
         if memory is not None:
             # The memory is a constant: no gradient flows into it, nor through it into the norm.
             with torch.no_grad():
                 memory = self.attention_norm(memory)
-        x = x + self.dropout(self.attention(self.attention_norm(x), memory, encodings, state))
+        x = x + self.dropout(self.attention(self.attention_norm(x), memory, encodings, state=state))
         return x + self._feed_forward(self.feed_forward_norm(x))
 
 
@@ -188,7 +188,7 @@ class Transformer(nn.Module):
         layer_inputs = []
         for index, layer in enumerate(self.layers):
             layer_inputs.append(x)
-            x = layer(x, memory[index] if memory else None, encodings, state[index] if state else None)
+            x = layer(x, memory[index] if memory else None, encodings, state=state[index] if state else None)
         return self.dropout(self.final_norm(x)), layer_inputs
 
     def empty_state(self, memory_length: int, longest_segment: int) -> State:

@@ -26,7 +26,7 @@ _SCALE = np.float32(2.0**112)
 def pointer(_, address):
     """Returns an address as a pointer."""
 
-    def code(context, builder, signature, *, arguments):  # noqa: ARG001
+    def code(context, builder, signature, arguments):  # noqa: ARG001
         return builder.inttoptr(arguments[0], cgutils.voidptr_t)
 
     return types.voidptr(address), code  # pyright: ignore
@@ -36,7 +36,7 @@ def pointer(_, address):
 def _prefetch(_, address):
     """Has the processor fetch the cache line at an address, and goes on meanwhile."""
 
-    def code(context, builder, signature, *, arguments):  # noqa: ARG001
+    def code(context, builder, signature, arguments):  # noqa: ARG001
         number = ir.IntType(32)
         kind = ir.FunctionType(ir.VoidType(), [cgutils.voidptr_t, number, number, number])
         function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")

@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import torch
 from jaxtyping import Float
 from pydantic import BaseModel
 from torch import Tensor
@@ -45,7 +44,7 @@ from spalm.memory.catalogue import Catalogue, record_version
 from spalm.memory.compaction import rewrite_shards
 from spalm.memory.entries import Entries, LiveDocuments, overlapping_runs
 from spalm.memory.exact import ExactIndex
-from spalm.memory.projection import Projection
+from spalm.memory.projection import Projection, to_half_precision
 from spalm.memory.shards import NO_KEYS, Shards
 from spalm.memory.sqlite import damaged
 from spalm.memory.verification import verify_file, verify_shards
@@ -324,13 +323,6 @@ class Memory:
     def _bytes(self) -> int:
         """Returns the size of all files of the memory."""
         return sum(entry.stat().st_size for entry in entries_below(self.directory) if entry.is_file())
-
-
-def to_half_precision(vectors: Float[Tensor, "n width"]) -> Float[np.ndarray, "n width"]:
-    """Returns vectors in half precision; refuses what does not fit, instead of storing infinity."""
-    if not torch.isfinite(keys := vectors.half()).all():
-        raise InputError("a hidden state does not fit float16; take a model that normalises its output")
-    return keys.cpu().numpy()
 
 
 def is_memory(directory: Path) -> bool:

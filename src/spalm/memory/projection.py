@@ -7,6 +7,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from spalm.errors import InputError
+
 
 @dataclass(frozen=True)
 class PrincipalAxes:
@@ -52,3 +54,10 @@ class Projection:
     def __call__(self, vectors: Float[Tensor, "*n full"]) -> Float[Tensor, "*n width"]:
         mean, directions = (torch.from_numpy(array).to(vectors.device) for array in (self.mean, self.directions))
         return (vectors.float() - mean) @ directions
+
+
+def to_half_precision(vectors: Float[Tensor, "n width"]) -> Float[np.ndarray, "n width"]:
+    """Returns vectors in half precision; refuses what does not fit, instead of storing infinity."""
+    if not torch.isfinite(keys := vectors.half()).all():
+        raise InputError("a hidden state does not fit float16; take a model that normalises its output")
+    return keys.cpu().numpy()

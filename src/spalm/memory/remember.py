@@ -20,8 +20,8 @@ from spalm.errors import InputError
 from spalm.files import is_leftover
 from spalm.memory.catalogue import record_version
 from spalm.memory.encoder import Encoder, MemorySettings
-from spalm.memory.memory import IDENTITY, PARTIAL_FILES, Memory, to_half_precision
-from spalm.memory.projection import Projection
+from spalm.memory.memory import IDENTITY, PARTIAL_FILES, Memory
+from spalm.memory.projection import Projection, to_half_precision
 from spalm.settings import differences
 
 _SAMPLE = 1 << 14

@@ -59,7 +59,7 @@ def test_every_position_of_every_split_has_its_neighbours(memory, encoder, corpu
         ids, distances = table.read(split, np.arange(len(text)))
         count = 3 if split == "train" else 5
         assert ids.shape == distances.shape == (len(text), count)
-        queries = encoder.keys(text, 0, len(text), memory.keys_of, memory.width).astype(np.float32)
+        queries = encoder.keys(text, 0, len(text), to_keys=memory.keys_of, width=memory.width).astype(np.float32)
         own = np.arange(len(text)) if split == "train" else np.full(len(text), NOT_AN_ENTRY)
         _, true = exact_search(
             queries, entries, count, parallel=serial_map, exclusion=QueryExclusion(own, own, Exclusion())

@@ -60,7 +60,7 @@ def build_index(kind: IndexKind, entries: Vectors, seed: int, *, folder: Path, e
     """
     if engine.separate_processes and kind != "disk":
         raise InputError(f"--kind {kind}: it is made here, in memory; leave out --engine, or give --kind disk")
-    return _KINDS[kind].build(entries, seed, folder, engine)
+    return _KINDS[kind].build(entries, seed, folder, engine=engine)
 
 
 def load_index(kind: IndexKind, folder: Path) -> Index:
