@@ -221,7 +221,7 @@ def test_a_draft_follows_the_strongest_proposal_of_the_token(model):
     drafter = Drafter(model.store, times_of(lambda _: 1.0), DraftRecord())
     for chosen, weights in ((first, [0.9, 0.1]), (second, [0.1, 0.9])):
         place = FollowedPlace()
-        place.advance(entries, *prediction([first, second], [7, 7], weights), 7)
+        place.advance(entries, *prediction([first, second], [7, 7], weights), token=7)
         found = drafter.propose(place, 1.0, LONGEST_DRAFT).tokens
         assert found == entries.tokens_of(np.arange(chosen + 1, chosen + 1 + len(found))).tolist()
         assert len(drafter.propose(place, 1.0, 2).tokens) == 2 < len(found)

@@ -74,7 +74,7 @@ def test_an_error_ends_the_answers_at_hand_and_nothing_else(model, monkeypatch):
     thread, order = ModelThread(AnswerBatch(model, slots=2)), list[str]()
     failing, after = Client(1, order, "failing"), Client(1, order, "after")
     with monkeypatch.context() as changed:
-        changed.setattr(type(model.combiner), "combine", lambda *_: 1 / 0)
+        changed.setattr(type(model.combiner), "combine", lambda *_, **__: 1 / 0)
         thread.answer(requests(model, 1, 4), failing)
         assert failing.done.wait(PATIENCE)
     assert isinstance(failing.error, ZeroDivisionError)

@@ -80,10 +80,10 @@ class Held:
         self.uses_neighbours, self.uses_matches = self._inner.uses_neighbours, self._inner.uses_matches
         return with_combiner(model, self)
 
-    def combine(self, *about: Any) -> CombinedPrediction:
+    def combine(self, *about: Any, **more: Any) -> CombinedPrediction:
         self.begun.set()
         assert self.steps.acquire(timeout=PATIENCE)
-        return self._inner.combine(*about)
+        return self._inner.combine(*about, **more)
 
     def let_go(self, steps: int = 10_000) -> None:
         self.steps.release(steps)
@@ -129,8 +129,8 @@ class Scripted:
         self.uses_neighbours, self.uses_matches = self._inner.uses_neighbours, self._inner.uses_matches
         return with_combiner(model, self)
 
-    def combine(self, *about: Any) -> CombinedPrediction:
-        combined = self._inner.combine(*about)
+    def combine(self, *about: Any, **more: Any) -> CombinedPrediction:
+        combined = self._inner.combine(*about, **more)
         scores = combined.log_probabilities.clone()
         for row in range(len(scores)):
             scores[row, self._tokens[self._at % len(self._tokens)]] = 50.0
