@@ -145,7 +145,7 @@ def test_a_runs_networks_are_loaded_once(finished, monkeypatch):
     """For the server, the explorer and transformers together; the encoder is the transformer itself."""
     loaded: list[str] = []
     for name in ("TrainedModel", "TrainedSpalm"):
-        kind = getattr(__import__("spalm.runs.finished", fromlist=[name]), name)
+        kind = getattr(__import__("spalm.runs.finished_run", fromlist=[name]), name)
 
         def load(self, device, original=kind.load):
             loaded.append(self.directory.name)

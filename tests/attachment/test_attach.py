@@ -267,3 +267,18 @@ def test_settings_that_cannot_be_met_are_told(tmp_path):
         attach(
             str(tmp_path / "none" / "such"), [tmp_path], tmp_path / "out", settings=AttachSettings(), execution=ON_CPU
         )
+
+
+def test_one_document_is_told_before_any_key_is_made(attached, tmp_path, monkeypatch, capsys):
+    """The exclusion falls back to a window around the position."""
+    text = tmp_path / "book.txt"
+    text.write_text("ka1 lo2 mi3 nu4 ka5 lo6 mi7 nu8 .\n" * 40)
+
+    def stop(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys.modules[attach.__module__], "choose_memory", stop)
+    with pytest.raises(KeyboardInterrupt):
+        attach(str(attached.base.folder.path), [text], tmp_path / "out", settings=attached.settings, execution=ON_CPU)
+    assert "one document holds 100% of the training text" in capsys.readouterr().err
+    assert not (tmp_path / "out" / "memory").exists()

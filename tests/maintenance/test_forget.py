@@ -126,7 +126,7 @@ def test_the_explorer_does_not_show_a_forgotten_document(copy, split):
         assert all("doc-" in each["name"] for each in explorer.documents(split, ""))
 
 
-@pytest.mark.parametrize("step", ["maintenance.erasure._erase_unused_words", "artifact.finish_erasure"])
+@pytest.mark.parametrize("step", ["maintenance.artifact_rows._erase_unused_words", "artifact.finish_erasure"])
 def test_what_was_interrupted_is_finished(copy, monkeypatch, step):
     def killed(*_):
         raise KeyboardInterrupt

@@ -64,6 +64,10 @@ def attach(
     digest = begun if begun in earlier else digest
     base = PretrainedBase(folder, digest, execution.hardware, settings.context, settings.stride)
     corpus = build_corpus(_corpus_settings(settings, texts, folder), directory / "corpus", restart=execution.restart)
+    train = corpus.split("train")
+    exclusion = resolve_exclusion(OTHER_DOCUMENTS, train)
+    if notice := exclusion_notice(OTHER_DOCUMENTS, exclusion, train):
+        say(notice)
     settings, base = choose_memory(settings, base, corpus, directory=directory, execution=execution)
     remembered = _remember_training(base, corpus, directory / "memory", settings=settings, execution=execution)
     for split in HELD_OUT:  # what is learned and measured finds nothing of them
@@ -230,8 +234,6 @@ def _search_of_training(
     """
     memory, train = remembered.memory, corpus.split("train")
     exclusion = resolve_exclusion(OTHER_DOCUMENTS, train)
-    if notice := exclusion_notice(OTHER_DOCUMENTS, exclusion, train):
-        say(notice)
     nearest = None
     if settings.memory != "exact":
         opened = open_search(memory, index, settings.neighbours)

@@ -16,7 +16,7 @@ from spalm.digests import SUMS
 from spalm.errors import InputError
 from spalm.files import holds_stage, refuse_links_out_of
 from spalm.generation.hugging_face import export_for_transformers
-from spalm.maintenance.erasure import erase_documents, erase_ids, erase_rows
+from spalm.maintenance.artifact_rows import erase_documents, erase_ids, erase_rows
 from spalm.maintenance.place import Place, Removed
 from spalm.maintenance.unfinished import remove_unfinished
 from spalm.memory import Entries, Memory, source_of_split

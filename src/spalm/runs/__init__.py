@@ -1,7 +1,7 @@
 """A recipe in, a table of results out: stages in order, records of every position, evaluation, results."""
 
 from spalm.runs.evaluation import Evaluation, EvaluationSettings, Unit, evaluate_model, in_all_units
-from spalm.runs.finished import RECIPE, FinishedRun
+from spalm.runs.finished_run import RECIPE, FinishedRun
 from spalm.runs.mixtures import load_mixture, mix_adaptively, mix_knn, mixture_file
 from spalm.runs.passage import SplitPassage, passage_of, print_passage, retrieved_tokens, where_memory_helped
 from spalm.runs.recipe import PaperRow, Recipe, read_recipe, recipe_folder

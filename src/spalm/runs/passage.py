@@ -10,7 +10,7 @@ from rich.text import Text
 
 from spalm.corpus import Corpus, Split, TokenSplit, visible_token
 from spalm.memory import Entries
-from spalm.runs.finished import FinishedRun
+from spalm.runs.finished_run import FinishedRun
 from spalm.runs.records import Records
 from spalm.runs.rows import REFERENCE_ROW
 

@@ -19,7 +19,7 @@ from spalm.memory import Encoder, Memory, encoder_of, open_memory, remember, sou
 from spalm.neighbours import NeighbourSettings, NeighbourTable, find_neighbours
 from spalm.runs.checks import exclusion_notice, refuse_unless_trainable, resolve_exclusion
 from spalm.runs.evaluation import Evaluation, evaluate_model
-from spalm.runs.finished import RECIPE
+from spalm.runs.finished_run import RECIPE
 from spalm.runs.mixtures import mix_adaptively, mix_knn
 from spalm.runs.passage import SplitPassage, print_passage, where_memory_helped
 from spalm.runs.recipe import Recipe

@@ -1,4 +1,4 @@
-"""Erasing parts of finished artifacts. The digest by which others know the artifact stays as it was."""
+"""Rows of finished artifacts, which are erased in place. The digest by which others know them stays as it was."""
 
 import shutil
 from collections.abc import Callable, Mapping
