@@ -14,7 +14,7 @@ from spalm.attachment.dynamic import merge_nearest, nearest_in_past
 from spalm.attachment.fitting.examples import ExampleSets, _pieces
 from spalm.attachment.fitting.learning import mixture_log_probabilities
 from spalm.attachment.fitting.measuring import advance_unsearched, perplexity
-from spalm.attachment.policy import ALWAYS_SEARCH, PolicySettings, learn_policy, search_threshold
+from spalm.attachment.search_policy import ALWAYS_SEARCH, PolicySettings, learn_policy, search_threshold
 from spalm.compute import Execution, Hardware
 from spalm.errors import InputError
 from spalm.files import read_json

@@ -3,8 +3,8 @@
 from spalm.attachment.attach import attach
 from spalm.attachment.attached import ATTACHED_FILE, Attached, is_attached
 from spalm.attachment.base import PretrainedBase
-from spalm.attachment.policy import ALWAYS_SEARCH, PolicySettings, SearchPolicy
 from spalm.attachment.score import remember_files, score_files
+from spalm.attachment.search_policy import ALWAYS_SEARCH, PolicySettings, SearchPolicy
 from spalm.attachment.settings import AttachSettings
 from spalm.attachment.table import print_attached
 

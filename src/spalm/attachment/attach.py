@@ -25,7 +25,7 @@ from spalm.attachment.fitting.examples import ExampleSets, LearnedText
 from spalm.attachment.fitting.learning import fit_combiner
 from spalm.attachment.fitting.measuring import overlap, perplexities, search_curve
 from spalm.attachment.keyed_text import CHOICE_FILE, KeyedText, choose_memory, keys_for_library
-from spalm.attachment.policy import search_threshold
+from spalm.attachment.search_policy import search_threshold
 from spalm.attachment.settings import AttachSettings
 from spalm.compute import Execution
 from spalm.console import bar, say

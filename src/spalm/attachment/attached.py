@@ -18,7 +18,7 @@ from torch import nn
 
 from spalm.artifact import Artifact
 from spalm.attachment.base import PretrainedBase
-from spalm.attachment.policy import SearchPolicy
+from spalm.attachment.search_policy import SearchPolicy
 from spalm.attachment.settings import AttachSettings
 from spalm.compute import Hardware
 from spalm.corpus import Corpus

@@ -5,7 +5,7 @@ from typing import Literal
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from spalm.attachment.fitting.gate_training import GateTrainingSettings
-from spalm.attachment.policy import PolicySettings
+from spalm.attachment.search_policy import PolicySettings
 from spalm.semiparametric import AdaptiveSettings, GateSettings, KnnSettings
 from spalm.settings import Seed, Settings
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from spalm.attachment.fitting.examples import ExampleSets
 from spalm.attachment.fitting.gate_training import learn_gate
-from spalm.attachment.policy import SearchPolicy, learn_policy
+from spalm.attachment.search_policy import SearchPolicy, learn_policy
 from spalm.attachment.settings import AttachSettings
 from spalm.console import bar
 from spalm.lm import LanguageModel

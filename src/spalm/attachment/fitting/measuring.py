@@ -11,7 +11,7 @@ from spalm.attachment.base import PretrainedBase
 from spalm.attachment.fitting.examples import ExampleSets, predict_in_batches
 from spalm.attachment.fitting.gate_training import gate_log_probabilities
 from spalm.attachment.fitting.learning import ABLATIONS, FittedCombiner, mixture_log_probabilities
-from spalm.attachment.policy import search_threshold
+from spalm.attachment.search_policy import search_threshold
 from spalm.console import bar
 from spalm.corpus import TokenStream
 from spalm.lm import LanguageModel
