@@ -199,7 +199,7 @@ def refuse_links_out_of(folder: Path, but_for: Callable[[Path], bool] = lambda _
     """
     for entry in entries_below(folder):
         path = Path(entry.path)
-        if entry.is_symlink() and not _is_inside(path, folder) and not but_for(path):
+        if entry.is_symlink() and not is_inside(path, folder) and not but_for(path):
             raise InputError(
                 f"{path} is a symbolic link that leads out of {folder}; put what it leads to in its place, or remove it"
             )
@@ -210,7 +210,7 @@ def holds_stage(folder: Path) -> bool:
     return any((folder / name).is_file() for name in _STAGES)
 
 
-def _is_inside(path: Path, folder: Path) -> bool:
+def is_inside(path: Path, folder: Path) -> bool:
     """Returns whether a path is in a folder once links are followed; one that leads to itself is nowhere."""
     try:
         return path.resolve().is_relative_to(folder.resolve())
@@ -235,7 +235,7 @@ def entries_below(folder: Path) -> Iterator[os.DirEntry[str]]:
 def own_folder(directory: Path, *names: str) -> Path:
     """Returns a folder in a directory, made if it is missing; refuses one that a symbolic link puts elsewhere."""
     folder = directory.joinpath(*names)
-    if not _is_inside(folder, directory):
+    if not is_inside(folder, directory):
         raise InputError(f"{folder} leads out of {directory} by a symbolic link; remove the link")
     folder.mkdir(parents=True, exist_ok=True)
     return folder
@@ -246,7 +246,7 @@ def child(folder: Path, name: str) -> Path:
     path = folder / name
     if not is_plain_name(name):
         raise DamagedError(f"{folder} names a file {name[:100]!r}, which is not in it; make it again")
-    if path.is_symlink() and not _is_inside(path, folder):
+    if path.is_symlink() and not is_inside(path, folder):
         raise InputError(f"{path} is a symbolic link that leads out of {folder}; put the file itself there")
     return path
 

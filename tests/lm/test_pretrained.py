@@ -175,6 +175,7 @@ def reconfigure(folder: Path, **changes) -> None:
 DAMAGES = {
     "cut weights": (lambda folder: cut(folder / "model.safetensors"), "is no causal language model: .*deserializ"),
     "no JSON": (lambda folder: (folder / "config.json").write_text("{"), r"config.json is damaged \(no JSON"),
+    "lists": (lambda folder: reconfigure(folder, num_key_value_heads=[[[]]]), "is no causal language model: "),
     "no type": (lambda folder: (folder / "config.json").write_text("{}"), "is no causal language model: "),
     "other sizes": (lambda folder: reconfigure(folder, hidden_size=48), r"the weights are not as config.json says"),
     "more layers": (lambda folder: reconfigure(folder, num_hidden_layers=3), r"no weights of .*layers.2\..* 8 more"),

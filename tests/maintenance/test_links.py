@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from spalm.attachment.attached import base_folder
 from spalm.corpus import Corpus
-from spalm.errors import InputError
+from spalm.errors import DamagedError, InputError
 from spalm.generation.hugging_face.export import copy_model
 from spalm.maintenance import forget_with_receipt, remove_forgotten, verify_directory
 from spalm.memory import Memory
@@ -99,3 +100,11 @@ def test_a_copy_for_others_has_nothing_that_a_link_leads_to(copy, pictures, tmp_
     (copy / "corpus" / "notes").unlink()
     copy_model(copy, tmp_path / "public", {})
     assert (tmp_path / "public" / "results.json").exists()
+
+
+def test_a_model_folder_that_leads_to_itself_is_told_in_a_line(attached_folder, tmp_path):
+    folder = shutil.copytree(attached_folder, tmp_path / "attached")
+    shutil.rmtree(folder / "model", ignore_errors=True)
+    (folder / "model").symlink_to("model")
+    with pytest.raises(DamagedError, match="names a model outside of the folder"):
+        base_folder(folder, "model")

@@ -24,7 +24,7 @@ from spalm.compute import Hardware
 from spalm.corpus import Corpus
 from spalm.digests import KNOWN, KnownDigests, refuse_changed
 from spalm.errors import DamagedError, InputError
-from spalm.files import child, read_json
+from spalm.files import child, is_inside, read_json
 from spalm.lm.pretrained import Backend, PretrainedFolder
 from spalm.manifest import Count, Digest, Size
 from spalm.memory import Encoder, Memory
@@ -71,7 +71,7 @@ def read_description(directory: Path) -> tuple[Path, str]:
 def base_folder(directory: Path, place: str) -> Path:
     """Returns the folder of the base model, given as an absolute path or as one within `directory`."""
     path = directory / place
-    if not Path(place).is_absolute() and not path.resolve().is_relative_to(directory.resolve()):
+    if not Path(place).is_absolute() and not is_inside(path, directory):
         raise DamagedError(f"{directory / ATTACHED_FILE} names a model outside of the folder, {place!r}; {_AGAIN}")
     return path
 

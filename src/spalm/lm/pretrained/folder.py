@@ -79,10 +79,12 @@ class PretrainedFolder:
         dtype = "auto" if precision is None and device.type != "cpu" else torch.float32
         try:
             model, report = open_pretrained("AutoModelForCausalLM", self.path, dtype=dtype, output_loading_info=True)
-        except (OSError, ValueError, SafetensorError) as error:
-            raise InputError(f"{self.path} is no causal language model: {first_line(error)}") from None
+        except MemoryError:
+            raise
         except RuntimeError:  # its message is a report of many lines
             raise InputError(f"{self.path}: the weights are not as config.json says; save it anew") from None
+        except Exception as error:  # a damaged config.json can raise anything
+            raise InputError(f"{self.path} is no causal language model: {first_line(error)}") from None
         if missing := sorted(report["missing_keys"]):
             raise InputError(f"{self.path}: no weights of {missing[0]} and {len(missing) - 1} more; save it anew")
         loaded = read_together_if_possible(PretrainedModel(model.to(device), str(self.path)))
