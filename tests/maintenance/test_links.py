@@ -108,3 +108,12 @@ def test_a_model_folder_that_leads_to_itself_is_told_in_a_line(attached_folder, 
     (folder / "model").symlink_to("model")
     with pytest.raises(DamagedError, match="names a model outside of the folder"):
         base_folder(folder, "model")
+
+
+def test_a_receipt_does_not_read_a_hole(copy):
+    name = Memory(copy / "memory").entries().live_documents.names[0]
+    with (copy / "hole").open("wb") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(DamagedError, match="hole"):
+        forget_with_receipt(copy, [name])
+    assert name in Memory(copy / "memory").entries().live_documents.names, "nothing was forgotten"

@@ -15,7 +15,7 @@ from jaxtyping import Int
 
 from spalm.corpus import SPLITS, Corpus, Tokeniser
 from spalm.digests import digest_of_json, digest_of_text, updating_sums
-from spalm.files import own_folder, write_json
+from spalm.files import own_folder, refuse_hole, write_json
 from spalm.maintenance.place import Place
 from spalm.maintenance.removal import remove_forgotten
 from spalm.maintenance.requery import Questions, ask_again
@@ -59,6 +59,8 @@ class Receipt:
 def forget_with_receipt(directory: Path, names: list[str]) -> Receipt:
     """Forgets documents, removes all that they left in a directory, and searches every file there for them."""
     place, wanted = Place.of(directory), {*names}
+    for path in place.files():  # each of them is read below
+        refuse_hole(path)
     entries = place.memory.entries()
     live = entries.live_documents
     held = [number for number, name in enumerate(live.names) if name in wanted]
