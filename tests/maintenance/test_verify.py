@@ -36,6 +36,23 @@ def test_what_an_earlier_version_made_is_verified_as_far_as_it_can_be(run_folder
     assert len(verify_directory(folder).damaged) == 1
 
 
+def test_a_kill_just_before_the_description_is_written_is_not_damage(run_folder, tmp_path):
+    folder = shutil.copytree(run_folder, tmp_path / "run")
+    stage, index = folder / "transformer", folder / "index"
+    (stage / "manifest.json").rename(stage / "unfinished.json")
+    (index / "index.json").unlink()
+    (index / "work-0123456789abcdef").mkdir()
+    found = verify_directory(folder)
+    assert not found.damaged
+    assert {stage / SUMS, stage / "model.safetensors", index / SUMS, index / "lists"} <= {*found.unchecked}
+    (stage / "unfinished.json").unlink()
+    (index / "work-0123456789abcdef").rmdir()
+    assert [line.split(" is missing")[0] for line in verify_directory(folder).damaged] == [
+        str(index / "index.json"),
+        str(stage / "manifest.json"),
+    ]
+
+
 def test_the_command_says_it_in_a_line(run_folder, tmp_path):
     folder = shutil.copytree(run_folder, tmp_path / "run")
     assert "every byte is as it was written" in spalm("verify", folder).stderr

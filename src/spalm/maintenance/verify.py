@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from spalm.artifact import MANIFEST, Artifact
+from spalm.artifact import MANIFEST, UNFINISHED, Artifact
 from spalm.attachment import ATTACHED_FILE
 from spalm.attachment.attached import read_description
 from spalm.digests import KNOWN, SUMS, KnownDigests, digest_of_own_file, read_sums
@@ -15,6 +15,7 @@ from spalm.lm.pretrained import PretrainedFolder
 from spalm.memory import Memory, is_memory
 from spalm.memory.catalogue import Catalogue
 from spalm.memory.memory import IDENTITY
+from spalm.neighbours.index.build import DESCRIPTION, WORK
 
 _SHOWN = 5
 """Number of files that a message names."""
@@ -59,6 +60,16 @@ def verify_directory(directory: Path) -> Verification:
     if not found.checked and not found.damaged:
         raise InputError(f"{directory} holds nothing that spalm made; give a run, a model with a memory, or a stage")
     return found
+
+
+def _is_unfinished(folder: Path) -> bool:
+    """Returns whether a stage or an index is still being made: its description, which is written last, is missing.
+
+    If it was killed just before that, it holds a list of digests already, which names the description too.
+    """
+    if (folder / UNFINISHED).exists():
+        return not (folder / MANIFEST).exists()
+    return not (folder / DESCRIPTION).exists() and any(WORK.fullmatch(path.name) for path in folder.iterdir())
 
 
 class _Verifier:
@@ -120,6 +131,8 @@ class _Verifier:
 
     def _files(self, folder: Path) -> set[str]:
         """Verifies the files of a folder by its manifest and its list of digests; returns the names of those."""
+        if _is_unfinished(folder):
+            return set()
         digests: dict[str, set[str]] = {}
         with self._noted():
             for name, digest in (read_sums(folder) or {}).items():
