@@ -28,9 +28,9 @@ TORCH := $(shell sed -n 's/^torch==//p' constraints.txt)
 TOOLS := $(VENV)-release
 AUDIT ?= audit
 SBOM = $(TOOLS)/bin/cyclonedx-py environment --pyproject pyproject.toml -o dist/sbom.json $(BIN)/python
-# The tests start many processes: each would compile the package anew where nothing compiled is kept. There are four
-# workers for two cores, because many tests wait for other processes.
-PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
+# The tests start many processes: each would compile the package anew where nothing compiled is kept. There are more
+# workers than two cores, because many tests wait for other processes: the slow ones above all.
+PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder
 BENCHMARKS := attach training neighbours spalm ray disk plan exact generation answers serving
 
 .PHONY: setup lock audit sbom release demo lint quick-tests check test fuzz docs soak bench $(addprefix bench-,$(BENCHMARKS)) clean
@@ -109,13 +109,13 @@ lint: $(READY)
 	$(BIN)/pyright
 
 quick-tests: $(READY)
-	$(PYTEST) -m "not slow" $(ARGS)
+	$(PYTEST) -n 3 -m "not slow" $(ARGS)
 
 check: $(READY)
 	@$(MAKE) --no-print-directory -j2 lint quick-tests
 
 test: $(READY)
-	$(PYTEST) $(ARGS)
+	$(PYTEST) -n 4 $(ARGS)
 
 fuzz: $(READY)
 	env -u PYTHONDONTWRITEBYTECODE timeout --signal=INT --kill-after=20 600 $(BIN)/python -m pytest -n 3 --dist load tests/fuzz \

@@ -147,6 +147,7 @@ def test_killed_anywhere_it_ends_with_the_same_bytes(recipe, tmp_path):
         assert manifests[0] == manifests[1]
 
 
+@pytest.mark.slow
 def test_stages_one_by_one(recipe, text_folder, tmp_path):
     out = tmp_path / "run"
     assert spalm("corpus", recipe, "--out", out).returncode == 0

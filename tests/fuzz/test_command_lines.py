@@ -18,6 +18,7 @@ def places(tmp_path) -> dict[str, str]:
     return made
 
 
+@pytest.mark.slow
 def test_command_lines_with_random_changes(random, amount, places, commands, tmp_path, monkeypatch):
     """Most of them are wrong in more than one way, and none is carried out for long."""
     folder = tmp_path / "here"

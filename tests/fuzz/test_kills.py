@@ -19,6 +19,7 @@ SAME = ("*.tokens", "*.keys", "*.ids", "*.distances", "model.safetensors")
 """Files of a run that hold no times of day."""
 
 
+@pytest.mark.slow
 def test_a_memory_that_is_changed_while_it_is_killed(random, part, amount, tally: Tally, tmp_path):
     memory, journal = new_memory(tmp_path / "memory", ENCODER).directory, tmp_path / "journal"
     journal.touch()

@@ -153,6 +153,7 @@ def left_by(sampling: Sampling, log_probabilities: torch.Tensor) -> dict[int, fl
     return {token: weight / sum(kept.values()) for token, weight in kept.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "sampling",
     [Sampling(max_tokens=3, temperature=1.0, top_k=4), Sampling(max_tokens=3, temperature=1.6, top_p=0.9, top_k=6)],

@@ -48,6 +48,7 @@ def test_listed_tokens_are_counted_by_answers_echo_and_likely_ones():
     assert GenerationJob(prompts, None, n=2).listed_tokens == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_answer_ends_in_time_with_what_is_there(attached, stream):
     held = Held()
