@@ -16,6 +16,14 @@ _LIMIT = 2**63
 """Integers of settings are smaller than this: libraries hold them in 64 bits."""
 
 
+def added_since(default: Any, **constraints: Any) -> Any:
+    """Returns the field of a setting that earlier versions did not have.
+
+    It is written down only where it differs from its default, so that what earlier versions made is recognised.
+    """
+    return pydantic.Field(default=default, exclude_if=lambda value: value == default, **constraints)
+
+
 class Settings(pydantic.BaseModel):
     """A group of settings. A field's docstring is its help text; a key that is not a field is refused."""
 

@@ -18,7 +18,7 @@ from spalm.lm.dropout import Dropout
 from spalm.lm.relative_attention import attend, sinusoids
 from spalm.lm.state import LayerState, State
 from spalm.lm.vocabulary import AdaptiveVocabulary, Vocabulary
-from spalm.settings import Settings
+from spalm.settings import Settings, added_since
 
 
 class NetworkSettings(Settings):
@@ -42,6 +42,10 @@ class NetworkSettings(Settings):
     """First token of each tail of an adaptive softmax, in rising order; empty: a plain softmax."""
     shrink: int = Field(default=1, gt=0)
     """Factor by which the embeddings of each further tail of the adaptive softmax are narrower."""
+    activation: Literal["relu", "squared-relu"] = added_since("relu")
+    """Activation of the feed-forward hidden layer; transformer-XL has relu."""
+    normalised_keys: bool = added_since(default=False)
+    """Whether each head's queries and keys are scaled to a root mean square of one; transformer-XL's are not."""
 
     @model_validator(mode="after")
     def _rising(self) -> "NetworkSettings":
@@ -57,6 +61,7 @@ class Attention(nn.Module):
     def __init__(self, settings: NetworkSettings):
         super().__init__()
         self.heads, self.head_width = settings.heads, settings.head_width
+        self.normalised = settings.normalised_keys
         inner = settings.heads * settings.head_width
         self.queries = nn.Linear(settings.width, inner, bias=False)
         self.keys_values = nn.Linear(settings.width, 2 * inner, bias=False)
@@ -68,6 +73,17 @@ class Attention(nn.Module):
     def project_distances(self, encodings: Float[Tensor, "span width"]) -> Float[Tensor, "span heads size"]:
         """Returns r: the keys of distances."""
         return self.distances(encodings).unflatten(-1, (self.heads, self.head_width))
+
+    def _normalise(self, vectors: Tensor) -> Tensor:
+        """Returns vectors scaled to a root mean square of one, if the settings say so."""
+        return F.rms_norm(vectors, (self.head_width,)) if self.normalised else vectors
+
+    def _normalise_keys(self, keys_values: Tensor) -> Tensor:
+        """Returns keys and values with the keys normalised."""
+        if not self.normalised:
+            return keys_values
+        keys, values = keys_values.unbind(2)
+        return torch.stack([self._normalise(keys), values], dim=2)
 
     def forward(
         self,
@@ -81,14 +97,14 @@ class Attention(nn.Module):
         if memory is not None and memory.shape[1]:
             # Two products instead of one of the joined states: then no gradient is computed for the memory.
             keys_values = torch.cat([self.keys_values(memory), keys_values], dim=1)
-        keys_values = keys_values.unflatten(-1, (2, self.heads, self.head_width))
+        keys_values = self._normalise_keys(keys_values.unflatten(-1, (2, self.heads, self.head_width)))
         if state is not None:
             keys_values, distances = state.append(keys_values)
         else:
             assert encodings is not None
             distances = self.project_distances(encodings)
         scale = self.head_width**-0.5
-        queries = self.queries(x).unflatten(-1, (self.heads, self.head_width)) * scale
+        queries = self._normalise(self.queries(x).unflatten(-1, (self.heads, self.head_width))) * scale
         content, position = queries + self.content_bias * scale, queries + self.position_bias * scale
         return self.output(attend(content, position, keys_values, distances=distances).flatten(2))
 
@@ -99,6 +115,7 @@ class Layer(nn.Module):
     def __init__(self, settings: NetworkSettings):
         super().__init__()
         self.before = settings.norm == "pre"
+        self.squared = settings.activation == "squared-relu"
         self.attention = Attention(settings)
         self.attention_norm = nn.LayerNorm(settings.width)
         self.widen = nn.Linear(settings.width, settings.feed_forward)
@@ -107,7 +124,8 @@ class Layer(nn.Module):
         self.dropout = Dropout(settings.dropout)
 
     def _feed_forward(self, x: Tensor) -> Tensor:
-        return self.dropout(self.narrow(self.dropout(F.relu(self.widen(x)))))
+        hidden = F.relu(self.widen(x))
+        return self.dropout(self.narrow(self.dropout(hidden.square() if self.squared else hidden)))
 
     def forward(
         self, x: Tensor, memory: Tensor | None, encodings: Tensor | None, *, state: LayerState | None

@@ -37,6 +37,11 @@ class GradientAccumulator:
         self._copies = [_copy_sharing_parameters(replica.loss) for _ in range(threads)] if threads > 1 else []
         self._generators = [_own_generator(module) for module in self._copies]
 
+    def switch_dropout(self, *, on: bool) -> None:
+        """Switches dropout on or off."""
+        for module in self._copies or [self._replica.loss]:
+            module.train(on)
+
     def split_memory(self, lanes: list[Tensor]) -> LaneMemories:
         """Divides every layer's memory of all lanes into the memories of the micro-batches."""
         return [list(part) for part in zip(*(layer.split(self._size) for layer in lanes))]

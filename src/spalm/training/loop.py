@@ -15,7 +15,7 @@ from spalm.compute import Execution
 from spalm.console import bar
 from spalm.corpus import TokenSplit, TrainingBatches
 from spalm.errors import InputError
-from spalm.settings import Seed, Settings
+from spalm.settings import Seed, Settings, added_since
 from spalm.training import checkpoint
 from spalm.training.gradients import GradientAccumulator, LaneMemories
 from spalm.training.optimiser import OptimiserSettings, learning_rate, make_optimiser
@@ -46,11 +46,13 @@ class TrainingSettings(Settings):
     memory_length: int = Field(ge=0)
     """Length of transformer-XL's short-term memory in training: the paper's M. The vanilla transformer has none."""
     optimiser: OptimiserSettings
-    """Adam and its schedule."""
+    """Optimiser and its schedule."""
     evaluate_every: int = Field(gt=0)
     """Steps between evaluations on the dev split; the model that is best there is kept."""
     dev_tokens: int | None = Field(default=None, gt=0)
     """Number of first tokens of dev that are read during training, to save time; the final evaluation reads all."""
+    dropout_from: int = added_since(0, ge=0)
+    """First step with dropout: as long as every text is new, dropout only slows learning down."""
     bf16: bool = False
     """Compute in bfloat16 where that is safe; for GPUs."""
     seed: Seed = 0
@@ -163,6 +165,7 @@ class _Trainer:
             group["lr"] = rate
         if self._batches.starts_epoch(number):
             self._memories = []
+        self._accumulator.switch_dropout(on=number >= self._task.settings.dropout_from)
         own_loss, self._memories = self._add_gradients(number, self._memories)
         save_due = self._ranks.is_first and self._is_save_due()  # clocks differ: one rank decides for all
         summed, save = self._ranks.sum(own_loss, save_due)

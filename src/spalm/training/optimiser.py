@@ -1,4 +1,4 @@
-"""Adam with warm-up, decay and clipping."""
+"""Adam, or Muon for matrices and Adam for the rest, with warm-up, decay and clipping."""
 
 import math
 from typing import Literal
@@ -7,12 +7,15 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from spalm.settings import Settings
+from spalm.settings import Settings, added_since
+from spalm.training.muon import MuonOrAdam
 
 
 class OptimiserSettings(Settings):
-    """Settings of Adam and of its learning rate."""
+    """Settings of the optimiser and of its learning rate."""
 
+    kind: Literal["adam", "muon"] = added_since("adam")
+    """Adam, or Muon: the weights of linear layers get orthogonalised updates, all other parameters Adam's."""
     learning_rate: float = Field(gt=0)
     """Highest learning rate, reached at the end of the warm-up."""
     warm_up: int = Field(default=0, ge=0)
@@ -29,6 +32,10 @@ class OptimiserSettings(Settings):
     """Decoupled weight decay on matrices; biases and norms have none."""
     clip: float = Field(default=0.25, gt=0)
     """Largest norm of the gradient; a longer one is scaled down to it."""
+    muon_momentum: float = added_since(0.95, ge=0, lt=1)
+    """Decay rate of Muon's momentum."""
+    muon_iterations: int = added_since(5, ge=1, le=20)
+    """Newton-Schulz iterations with which Muon orthogonalises an update."""
 
 
 _SECOND_WARM_UP = 50
@@ -61,4 +68,8 @@ def make_optimiser(settings: OptimiserSettings, model: nn.Module) -> torch.optim
         {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": settings.weight_decay},
         {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW(groups, lr=0.0, betas=(settings.beta1, settings.beta2), fused=True)
+    betas = settings.beta1, settings.beta2
+    if settings.kind == "adam":
+        return torch.optim.AdamW(groups, lr=0.0, betas=betas, fused=True)
+    linear = {id(module.weight) for module in model.modules() if isinstance(module, nn.Linear)}
+    return MuonOrAdam(groups, linear, betas=betas, momentum=settings.muon_momentum, iterations=settings.muon_iterations)
