@@ -2,7 +2,7 @@ import pytest
 
 from spalm.errors import InputError
 from spalm.runs.recipe import Recipe, read_recipe
-from spalm.settings import Settings, describe_settings, differences, override
+from spalm.settings import Settings, added_since, describe_settings, differences, override
 
 
 def test_assignments_are_laid_over():
@@ -63,6 +63,22 @@ def test_every_setting_is_described():
     assert rows["training.steps"] == ("required", "Number of optimiser steps.")
     assert rows["corpus.source[text].document_start"][0] == "None"
     assert [key for key, (_, meaning) in rows.items() if not meaning] == []
+
+
+def test_a_new_setting_is_written_only_where_it_is_used():
+    class Grown(Settings):
+        """A setting of an earlier version, and one that it did not have."""
+
+        old: int = 0
+        """A number."""
+        new: int = added_since(3, ge=0)
+        """Another number."""
+
+    assert Grown().as_json() == {"old": 0}
+    assert Grown(new=4).as_json() == {"old": 0, "new": 4}
+    assert Grown.parse({"old": 1}, "test") == Grown(old=1, new=3)
+    with pytest.raises(InputError, match="new = -1"):
+        Grown.parse({"new": -1}, "test")
 
 
 def test_integers_fit_64_bits():

@@ -2,15 +2,17 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from spalm.lm import NetworkSettings, Transformer, next_memory
+from spalm.lm.relative_attention import sinusoids
 
 BATCH, VOCABULARY = 2, 13
 
 
-def network(norm: str = "pre", cutoffs: list[int] | None = None) -> Transformer:
+def network(norm: str = "pre", cutoffs: list[int] | None = None, **more) -> Transformer:
     settings = NetworkSettings(
-        layers=3, width=14, heads=2, head_width=5, feed_forward=11, norm=norm, cutoffs=cutoffs or []
+        layers=3, width=14, heads=2, head_width=5, feed_forward=11, norm=norm, cutoffs=cutoffs or [], **more
     )
     model = Transformer(settings, VOCABULARY).initialise(3).double()
     for layer in model.layers:  # biases that are not zero, so that a mix-up of the two would show
@@ -23,10 +25,10 @@ def tokens(time: int) -> torch.Tensor:
     return torch.randint(VOCABULARY, (BATCH, time))
 
 
-@pytest.mark.parametrize("norm", ["pre", "post"])
+@pytest.mark.parametrize("more", [{}, {"norm": "post"}, {"normalised_keys": True, "activation": "squared-relu"}])
 @pytest.mark.parametrize("cut", [1, 4, 6])
-def test_two_segments_equal_one_pass_with_the_same_reach(norm, cut):
-    model, text = network(norm).eval(), tokens(7)
+def test_two_segments_equal_one_pass_with_the_same_reach(more, cut):
+    model, text = network(**more).eval(), tokens(7)
     whole, _ = model(text)
     first, inputs = model(text[:, :cut])
     memory = next_memory(None, inputs, 7)
@@ -70,6 +72,51 @@ def test_a_longer_memory_at_test_reaches_further():
     assert not torch.allclose(last(text, 8), last(changed, 8))
     # Each of three layers looks one token into the segment before: from the fourth segment, token 3 at most.
     torch.testing.assert_close(last(text, 1), last(changed, 1), rtol=0, atol=0)
+
+
+def test_normalised_keys_are_those_of_a_formula():
+    """Scaling the projections of queries and keys changes nothing, and one token attends as the formula says."""
+    model, text = network(normalised_keys=True), tokens(5)
+    attention = model.layers[0].attention
+    before = model(text)[0]
+    seen = {}
+    attention.register_forward_pre_hook(lambda _, given: seen.update(x=given[0]))
+    attention.register_forward_hook(lambda *given: seen.update(y=given[-1]))
+    with torch.no_grad():
+        attention.queries.weight.mul_(7)
+        attention.keys_values.weight[:10].mul_(0.3)  # the keys of both heads
+    torch.testing.assert_close(model(text)[0], before)
+    x, encodings = seen["x"][0], sinusoids(5, 14, seen["x"])
+    outputs = []
+    for head in range(2):
+        rows = slice(5 * head, 5 * head + 5)
+        query, key = (
+            F.normalize(x @ weight[rows].T, dim=-1) * 5**0.5
+            for weight in (attention.queries.weight, attention.keys_values.weight)
+        )
+        value = x @ attention.keys_values.weight[10:][rows].T
+        distances = (encodings @ attention.distances.weight[rows].T).flip(0)
+        scores = (
+            torch.stack(
+                [
+                    (query[4] + attention.content_bias[head]) @ key[j]
+                    + (query[4] + attention.position_bias[head]) @ distances[4 - j]
+                    for j in range(5)
+                ]
+            )
+            / 5**0.5
+        )
+        outputs.append(scores.softmax(0) @ value)
+    torch.testing.assert_close(seen["y"][0, 4], torch.cat(outputs) @ attention.output.weight.T)
+
+
+def test_the_activation():
+    plain, squared = network(), network(activation="squared-relu")
+    layers = [plain.layers[0], squared.layers[0]]
+    x = torch.randn(3, 14, dtype=torch.float64)
+    for layer, power in zip(layers, (1, 2)):
+        expected = layer.narrow(layer.widen(x).clamp_min(0) ** power)
+        torch.testing.assert_close(layer._feed_forward(x), expected)
 
 
 def test_the_memory_has_no_gradient():

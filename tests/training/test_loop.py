@@ -37,12 +37,23 @@ def losses(directory) -> list[tuple]:
     return [(line["step"], line.get("loss"), line.get("dev_loss")) for line in lines]
 
 
+MUON = {"kind": "muon", "learning_rate": 0.01, "warm_up": 4}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("memory_length", [0, 8])
-@pytest.mark.parametrize(("micro_batch", "threads"), [(None, 1), (None, 2), (3, 2)])
-def test_resumed_equals_uninterrupted_bit_for_bit(corpus, tmp_path, monkeypatch, memory_length, micro_batch, threads):
+@pytest.mark.parametrize(
+    ("threads", "changes"),
+    [
+        (1, {"memory_length": 0}),
+        (2, {}),
+        (2, {"micro_batch": 3}),
+        (1, {"micro_batch": 3, "memory_length": 0}),
+        (2, {"optimiser": MUON, "dropout_from": 10}),
+    ],
+)
+def test_resumed_equals_uninterrupted_bit_for_bit(corpus, tmp_path, monkeypatch, threads, changes):
     execution = Execution(hardware=Hardware(threads=threads))
-    wanted = settings(memory_length=memory_length, micro_batch=micro_batch)
+    wanted = settings(**changes)
     whole = train_model(wanted, corpus, tmp_path / "whole", execution=execution)
     monkeypatch.setattr(loop, "CHECKPOINT_SECONDS", -1.0)  # after every step
     real_batch = TrainingBatches.batch
@@ -86,6 +97,23 @@ def test_micro_batches_and_threads_change_nothing_but_time_and_memory(corpus, th
         return mean, gradients, [torch.cat(layer) for layer in zip(*memories)]
 
     torch.testing.assert_close(first_gradients(threads, micro_batch), first_gradients(1, None))
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_dropout_begins_with_its_step(corpus, tmp_path, threads):
+    execution = Execution(hardware=Hardware(threads=threads))
+    folders = {}
+    for name, network, training in (
+        ("late", {"dropout": 0.5}, {"dropout_from": 6}),
+        ("none", {"dropout": 0.0}, {}),
+        ("all", {"dropout": 0.5}, {}),
+    ):
+        wanted = settings(steps=12, **training)
+        wanted = wanted.model_copy(update={"network": wanted.network.model_copy(update=network)})
+        folders[name] = train_model(wanted, corpus, tmp_path / name, execution=execution).directory
+    late, none, all_ = ({s: d for s, _, d in losses(folders[n]) if d} for n in ("late", "none", "all"))
+    assert late[6] == none[6] != all_[6]
+    assert late[12] != none[12]
 
 
 def test_it_learns_and_the_best_on_dev_is_kept(corpus, tmp_path):

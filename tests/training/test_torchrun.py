@@ -140,6 +140,11 @@ def test_a_divided_model_has_the_same_losses_and_goes_on_as_a_whole(one, begun, 
     assert_same_losses(begun / "transformer-xl", one / "transformer-xl")
 
 
+def test_muon_needs_whole_matrices(begun, folder):
+    (line,) = train(folder, "transformer-xl", begun, "--fsdp", "training.optimiser.kind=muon")
+    assert line.endswith("training.optimiser.kind = muon: Muon needs whole matrices; train without --fsdp")
+
+
 def test_ranks_that_see_different_data(one, folder, tmp_path):
     for rank in ("0", "1"):  # each stands in a folder of its own, and has its own corpus there
         shutil.copytree(one / "corpus", tmp_path / rank / "corpus")

@@ -129,6 +129,8 @@ class _Trainer:
         self._task, self._directory = task, directory
         self._device, self._ranks = hardware.prepare(all_ranks=True), hardware.ranks
         lanes = self._ranks.own_lanes(settings.batch_size)
+        if hardware.fsdp and settings.optimiser.kind == "muon":
+            raise InputError("training.optimiser.kind = muon: Muon needs whole matrices; train without --fsdp")
         self._batches = TrainingBatches(
             task.train, settings.batch_size, settings.segment_length, seed=settings.seed, own=lanes
         )

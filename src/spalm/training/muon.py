@@ -55,7 +55,11 @@ class MuonOrAdam(torch.optim.AdamW):
         """Updates matrices of one shape, and removes their gradients, so that Adam leaves them alone."""
         gradients = torch.stack([parameter.grad for parameter in matrices if parameter.grad is not None])
         for parameter, gradient in zip(matrices, gradients):
-            moment = self.state[parameter].setdefault("momentum", torch.zeros_like(parameter))
+            state = self.state[parameter]
+            if not state:  # a number of steps too, because Adam expects one in every state that it loads
+                state.update(step=torch.zeros(()), momentum=torch.zeros_like(parameter))
+            state["step"] += 1
+            moment = state["momentum"]
             moment.mul_(self._momentum).add_(gradient)
             gradient.add_(moment, alpha=self._momentum)
             parameter.grad = None
