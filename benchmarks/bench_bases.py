@@ -1,8 +1,8 @@
-"""A race of settings of transformer-XL: the loss on dev after the same number of seconds on this machine.
+"""A race of settings of transformer-XL: the loss on dev after the time that the recipe takes for `--steps` steps.
 
-The step times of all settings are measured first, in turn, so that load on the machine slows them alike; then each
-trains for as many steps as fit into `--seconds`, its schedule ends with them, and its step times tell what it took.
-Losses are per byte of text too, so that other vocabularies compare. What is trained already is not trained again.
+Step times of all settings are measured first, in turn, so that load on the machine slows them alike; `cost` is a step's
+time in steps of the recipe. Each then makes as many steps as its cost allows, and its schedule ends with them. Losses
+are per byte of text too, so that other vocabularies compare. What is in the file already is not trained again.
 """
 
 import spalm  # noqa: F401  # isort: skip  # before torch is loaded, so that its threads wait as the package has them wait
@@ -40,7 +40,7 @@ SETTINGS = {
     "muon, rate 8e-3": f"{MUON} training.optimiser.learning_rate=8e-3",
 }
 """Settings that are laid over the recipe, by what they are."""
-ROUNDS, STEPS = 4, 3
+ROUNDS, STEPS = 5, 3
 """Rounds of measuring step times, and steps of each in a round."""
 
 
@@ -98,7 +98,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--recipe", default="wikitext2")
-    parser.add_argument("--seconds", type=float, default=200)
+    parser.add_argument("--steps", type=int, default=1200, help="steps of the recipe, whose time each has")
     parser.add_argument("--folder", type=Path, default=Path("runs/bench/bases"))
     parser.add_argument("--only", help="names of settings, separated by ;")
     parser.add_argument("--more", action="append", default=[], metavar="NAME:SETTINGS", help="further settings")
@@ -106,19 +106,19 @@ def main() -> None:
     chosen = given.only.split(";") if given.only else [] if given.more else list(SETTINGS)
     chosen = {name: SETTINGS[name] for name in chosen} | dict(each.split(":", 1) for each in given.more)
     racers = []
-    for name, settings in chosen.items():
+    for name, settings in {"": "", **chosen}.items():  # first the recipe itself, to compare step times with
         recipe = read_recipe(given.recipe, settings.split())
         corpus = build_corpus(recipe.corpus, given.folder / f"corpus-{recipe.corpus.tokeniser.size}")
         racers.append(Racer(name, recipe, corpus))
     times = [[racer.step_seconds() for racer in racers] for _ in range(ROUNDS)]
     found = json.loads(given.out.read_text(encoding="utf-8")) if given.out.exists() else {}
-    for racer, seconds in zip(racers, zip(*times)):
+    for number, racer in enumerate(racers[1:], 1):
         if racer.name in found:
             continue
-        step = statistics.median(seconds)
-        steps = math.ceil(given.seconds / step)
+        cost = statistics.median(each[number] / each[0] for each in times)
+        steps = math.ceil(given.steps / cost)
         folder = given.folder / racer.name.replace(" ", "-").replace(",", "")
-        found[racer.name] = {"settings": chosen[racer.name], "step_seconds": step, **racer.train(steps, folder)}
+        found[racer.name] = {"settings": chosen[racer.name], "cost": cost, **racer.train(steps, folder)}
         write_json(given.out, found)
         row = found[racer.name]
         say(f"{racer.name}: {row['tokens'] / 1e6:.2f}M tokens, dev {row['dev_loss']:.3f}, {row['seconds']:.0f} s")
