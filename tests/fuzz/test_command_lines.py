@@ -25,6 +25,6 @@ def test_command_lines_with_random_changes(random, amount, places, commands, tmp
     folder.mkdir()
     monkeypatch.chdir(folder)
     monkeypatch.setenv("HOME", str(tmp_path))
-    for _ in range(amount(150, 400)):
+    for _ in range(amount(150, 200)):
         parts = changed(shlex.split(str(random.choice(CASES)).replace("$'", "'")), random)
         commands.run(arguments_of(shlex.join(parts), places), tmp_path)

@@ -62,7 +62,7 @@ def check(tally: Tally, status: int, what: str) -> None:
 def test_bodies_with_hostile_fields(address, random: np.random.Generator, amount, tally: Tally):
     every = list(bodies())
     with logged(tally), httpx.Client(base_url=address, timeout=SECONDS) as client:
-        for number in random.choice(len(every), amount(60, 500), replace=False).tolist():
+        for number in random.choice(len(every), amount(60, 300), replace=False).tolist():
             path, body = every[number]
             what = f"{path} {body[:500]!r}"
             with tally.trying(what):
@@ -77,7 +77,7 @@ def test_bodies_with_hostile_fields(address, random: np.random.Generator, amount
 def test_bytes_that_are_hardly_http(address, random: np.random.Generator, amount, tally: Tally):
     parts = urlsplit(address)
     with logged(tally):
-        for _ in range(amount(80, 300)):
+        for _ in range(amount(80, 150)):
             request = raw_request(random)
             what = repr(request[:500])
             with tally.trying(what):
