@@ -222,7 +222,8 @@ def test_tokens_outside_of_the_vocabulary_are_refused(memory, token):
     tokens.tofile(path)
     change(memory, f"UPDATE shards SET tokens_sha256 = '{digest_of_file(path)}' WHERE id = 1")
     entries = Memory(memory.directory).entries()
-    for use in (lambda: entries.tokens(0, 9), lambda: entries.take_tokens(np.arange(9))):
+    rows = np.arange(9)
+    for use in (lambda: entries.tokens(0, 9), lambda: entries.take_tokens(rows), lambda: entries.tokens_of(rows)):
         with pytest.raises(InputError, match="not in the vocabulary"):
             use()
 

@@ -36,10 +36,17 @@ def sinusoids(length: int, width: int, like: Tensor) -> Float[Tensor, "length wi
 
 
 def attend(content: Queries, position: Queries, keys_values: KeysValues, *, distances: Distances) -> Queries:
-    """Computes relative attention in the form that suits the device."""
-    if content.device.type == "cpu" and content.dtype == keys_values.dtype == distances.dtype:
-        return _TiledAttention.apply(content, position, keys_values, distances)
-    return fused(content, position, keys_values, distances=distances)
+    """Computes relative attention in the form that suits the device.
+
+    On a CPU its small products are in single precision, also where those of the layers around it are in bfloat16.
+    """
+    if content.device.type != "cpu":
+        return fused(content, position, keys_values, distances=distances)
+    given = content, position, keys_values, distances
+    if all(each.dtype == content.dtype for each in given) and content.dtype != torch.bfloat16:
+        return _TiledAttention.apply(*given)
+    with torch.autocast("cpu", enabled=False):
+        return _TiledAttention.apply(*(each.float() for each in given))
 
 
 def fused(content: Queries, position: Queries, keys_values: KeysValues, *, distances: Distances) -> Queries:

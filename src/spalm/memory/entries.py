@@ -197,10 +197,14 @@ class Entries:
 
     def tokens_of(self, ids: Int[np.ndarray, "*n"]) -> Int[np.ndarray, "*n"]:
         """Returns the values of entries by their ids, MISSING for those that are not alive."""
-        rows = self.rows(ids)
         if not len(self):
             return np.full(np.shape(ids), MISSING)
-        return np.where(rows == MISSING, MISSING, self.take_tokens(rows.clip(0)))
+        addresses, _, _, first = self._mapped("tokens")
+        found = np.empty(np.size(ids), np.int64)
+        flat = np.ascontiguousarray(ids, np.int64).reshape(-1)
+        kernels.tokens_of(flat, self._first_ids, self._counts, MISSING, addresses, first, found)
+        self._shards.known_tokens(found[found != MISSING])
+        return found.reshape(np.shape(ids))
 
     def prefetch(self, rows: Int[np.ndarray, "n"]) -> None:
         """Has the system read the keys of these rows from disk, all of them at once and nothing around them.

@@ -68,6 +68,20 @@ def take_tokens(addresses, starts, ends, first, rows, tokens):
 
 
 @compiled()
+def tokens_of(ids, firsts, counts, missing, addresses, first, tokens):
+    """Fills in the tokens of entries by their ids; run r has counts[r] ids from firsts[r] on.
+
+    A negative number in a file, which is damage, becomes a large one, so that it is not taken for `missing`.
+    """
+    for place in range(len(ids)):
+        run = np.searchsorted(firsts, ids[place], side="right") - 1
+        tokens[place] = missing
+        if run >= 0 and ids[place] - firsts[run] < counts[run]:
+            file = numba.carray(pointer(addresses[run]), first[run] + counts[run], np.uint32)  # pyright: ignore
+            tokens[place] = file[first[run] + ids[place] - firsts[run]]
+
+
+@compiled()
 def _prefetch_key(addresses, starts, ends, first, row, width):
     """Fetches the key of a row."""
     run = np.searchsorted(ends, row, side="right")
@@ -83,6 +97,7 @@ def squared_distances(addresses, starts, ends, first, rows, queries, distances):
     width = queries.shape[1]
     bits = np.empty(width, np.uint32)
     for query in range(len(rows)):
+        wanted = queries[query]
         for place in range(rows.shape[1]):
             row = rows[query, place]
             if place + _AHEAD < rows.shape[1] and rows[query, place + _AHEAD] >= 0:
@@ -93,12 +108,13 @@ def squared_distances(addresses, starts, ends, first, rows, queries, distances):
             size = (first[run] + ends[run] - starts[run]) * width
             file = numba.carray(pointer(addresses[run]), size, np.uint16)  # pyright: ignore
             begin = (first[run] + row - starts[run]) * width
+            halves = file[begin : begin + width]  # a slice, because only its loops are made of wide instructions
             for i in range(width):
-                half = np.uint32(file[begin + i])
+                half = np.uint32(halves[i])
                 bits[i] = ((half & _MAGNITUDE) << np.uint32(13)) | ((half & _SIGN) << np.uint32(16))
             key = bits.view(np.float32)
             total = np.float32(0)
             for i in range(width):
-                gap = key[i] * _SCALE - queries[query, i]
+                gap = key[i] * _SCALE - wanted[i]
                 total += gap * gap
             distances[query, place] = total

@@ -58,6 +58,8 @@ class Projection:
 
 def to_half_precision(vectors: Float[Tensor, "n width"]) -> Float[np.ndarray, "n width"]:
     """Returns vectors in half precision; refuses what does not fit, instead of storing infinity."""
-    if not torch.isfinite(keys := vectors.half()).all():
+    with np.errstate(over="ignore"):
+        keys = vectors.detach().cpu().float().numpy().astype(np.float16)
+    if not np.isfinite(keys).all():
         raise InputError("a hidden state does not fit float16; take a model that normalises its output")
-    return keys.cpu().numpy()
+    return keys

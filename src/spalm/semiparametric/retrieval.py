@@ -41,14 +41,13 @@ class Retrieved:
         cls, ids: Int[np.ndarray, "*batch count"], distances: Float[np.ndarray, "*batch count"], entries: Entries
     ) -> "Retrieved":
         """Returns neighbours with the tokens that followed them; forgotten entries must be MISSING already."""
-        tokens = entries.tokens_of(ids).clip(0)
-        found, numbers = torch.from_numpy(tokens.astype(np.int64)), torch.from_numpy(np.array(ids, np.int64))
-        return cls(found, torch.from_numpy(np.array(distances)), numbers)
+        tokens = torch.from_numpy(entries.tokens_of(ids).clip(0))
+        return cls(tokens, torch.from_numpy(np.array(distances)), torch.from_numpy(np.array(ids, np.int64)))
 
     @property
     def present(self) -> Bool[Tensor, "*batch count"]:
         """Mask of the neighbours that exist."""
-        return torch.isfinite(self.distances)
+        return self.distances < torch.inf
 
     def nearest(self, count: int) -> "Retrieved":
         """Returns the `count` nearest neighbours of each position."""

@@ -143,14 +143,15 @@ def _rank(
     """Returns the `count` nearest candidates, each once, without those that are dead or must not be found."""
     proposed = np.sort(proposed, axis=1)
     rows = entries.rows(proposed)
-    bad = rows < 0
-    bad[:, 1:] |= proposed[:, 1:] == proposed[:, :-1]
+    rows[:, 1:][proposed[:, 1:] == proposed[:, :-1]] = MISSING
     if excluded.forbids_something:
         documents = entries.live_documents.numbers_of(proposed)
-        bad |= excluded.forbids(np.arange(len(queries))[:, None], proposed, documents)
-    distances = np.full((len(queries), proposed.shape[1] + count), np.inf, np.float32)
-    ids = np.full(distances.shape, MISSING, np.int64)
-    ids[:, : proposed.shape[1]] = np.where(bad, MISSING, proposed)
-    distances[:, : proposed.shape[1]] = entries.squared_distances(queries, np.where(bad, MISSING, rows))
+        rows[excluded.forbids(np.arange(len(queries))[:, None], proposed, documents)] = MISSING
+    distances = entries.squared_distances(queries, rows)
+    if (lacking := count - proposed.shape[1]) > 0:
+        proposed = np.pad(proposed, ((0, 0), (0, lacking)), constant_values=MISSING)
+        distances = np.pad(distances, ((0, 0), (0, lacking)), constant_values=np.inf)
     order = np.argsort(distances, axis=1, kind="stable")[:, :count]
-    return np.take_along_axis(ids, order, 1), np.take_along_axis(distances, order, 1)
+    ids, distances = np.take_along_axis(proposed, order, 1), np.take_along_axis(distances, order, 1)
+    ids[distances == np.inf] = MISSING
+    return ids, distances
