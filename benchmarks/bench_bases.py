@@ -60,7 +60,8 @@ class Racer:
             model,
             lambda model, batch, memory: segment_loss(model, training.memory_length, batch, memory=memory),
             training.optimiser,
-            lanes,
+            lanes=lanes,
+            bf16=training.bf16,
         )
         train = self.corpus.split("train")
         batches = TrainingBatches(train, lanes, training.segment_length, seed=0, own=range(lanes))

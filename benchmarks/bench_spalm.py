@@ -71,7 +71,7 @@ class ModelSteps:
 
     def __init__(self, model: nn.Module, loss: Loss, batches: TrainingBatches, recipe: Recipe):
         training = recipe.training
-        self._steps = TrainingSteps(model, loss, training.optimiser, training.batch_size)
+        self._steps = TrainingSteps(model, loss, training.optimiser, lanes=training.batch_size, bf16=training.bf16)
         self._batches, self._done = batches, 0
 
     def seconds(self, count: int) -> float:

@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from spalm.compute import Hardware
+from spalm.compute import Hardware, has_bf16
 from spalm.corpus import Batch
 from spalm.lm import NetworkSettings, Transformer, count_flops, parameter_count, segment_loss
 from spalm.lm.lane_threads import with_lane_threads
@@ -53,11 +53,15 @@ def peak_gflops() -> float:
 class Training:
     """A model, and random text that it is trained on."""
 
-    def __init__(self, lanes: int, dropout: float = 0.0):
+    def __init__(self, lanes: int, *, dropout: float = 0.0, bf16: bool = False):
         model = Transformer(NETWORK.model_copy(update={"dropout": dropout}), VOCABULARY).initialise(0)
         optimiser = OptimiserSettings(learning_rate=1e-4, clip=0.25)
         self._steps = TrainingSteps(
-            model, lambda model, batch, memory: segment_loss(model, MEMORY, batch, memory=memory), optimiser, lanes
+            model,
+            lambda model, batch, memory: segment_loss(model, MEMORY, batch, memory=memory),
+            optimiser,
+            lanes=lanes,
+            bf16=bf16,
         )
         text = torch.randint(VOCABULARY, (lanes, SEGMENT + 1))
         positions = np.arange(lanes * SEGMENT).reshape(lanes, SEGMENT)
@@ -70,8 +74,10 @@ class Training:
 
 
 def measure_training(rounds: int, lanes: int) -> dict[str, float]:
-    """Returns the speed of training steps, with and without dropout, and the peak of the machine beside it."""
+    """Returns the speed of training steps, also with dropout and in bfloat16, and the peak of the machine beside it."""
     subjects = {"plain": Training(lanes), "dropout 0.1": Training(lanes, dropout=0.1)}
+    if has_bf16():
+        subjects["bfloat16"] = Training(lanes, bf16=True)
     for subject in subjects.values():
         subject.step(), subject.step()
     peaks, seconds = [], {name: [] for name in subjects}
@@ -89,6 +95,7 @@ def measure_training(rounds: int, lanes: int) -> dict[str, float]:
         "mflops_per_token": flops / 1e6,
         "best_fraction_of_peak": lanes * SEGMENT / min(seconds["plain"]) * flops / max(peaks) / 1e9,
         "tokens_per_second_with_dropout": speed["dropout 0.1"],
+        **({"tokens_per_second_in_bfloat16": speed["bfloat16"]} if "bfloat16" in speed else {}),
         "lanes": lanes,
         "parameters": subjects["plain"].parameters,
     }

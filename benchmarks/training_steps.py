@@ -16,10 +16,10 @@ from spalm.training.replica import Loss, Replica
 class TrainingSteps:
     """Makes training steps of one model, one after another, and measures their time."""
 
-    def __init__(self, model: nn.Module, loss: Loss, optimiser: OptimiserSettings, lanes: int):
+    def __init__(self, model: nn.Module, loss: Loss, optimiser: OptimiserSettings, *, lanes: int, bf16: bool = False):
         replica = Replica(model, loss, torch.device("cpu"), hardware=Hardware())
         self.model, self._clip = model, optimiser.clip
-        self._accumulator = GradientAccumulator(replica, lanes, None)
+        self._accumulator = GradientAccumulator(replica, lanes, None, bf16=bf16)
         self._optimiser = make_optimiser(optimiser, model)
         self._memories: LaneMemories = []
 

@@ -203,9 +203,12 @@ def test_impossible_hardware(hardware, message):
         hardware.prepare()
 
 
-def test_bf16_trains(corpus, tmp_path):
+@pytest.mark.parametrize("there", [True, False])
+def test_bf16_trains_and_says_where_it_is_slow(corpus, tmp_path, monkeypatch, capsys, there):
+    monkeypatch.setattr("spalm.training.loop.has_bf16", lambda: there)
     trained = train_model(settings(steps=12, bf16=True), corpus, tmp_path / "m", execution=Execution())
     assert trained.facts["best_dev_loss"] < 4
+    assert ("emulates bfloat16" in capsys.readouterr().err) != there
 
 
 def test_tensorboard_is_an_extra(corpus, tmp_path):

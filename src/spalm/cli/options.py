@@ -54,7 +54,7 @@ Threads = Annotated[
         "each task that makes keys; default: those of the smallest machine.",
     ),
 ]
-Bf16 = Annotated[bool, typer.Option("--bf16", help="training.bf16=true evaluation.bf16=true, for GPUs.")]
+Bf16 = Annotated[bool, typer.Option("--bf16", help="training.bf16=true evaluation.bf16=true.")]
 Compile = Annotated[bool, typer.Option("--compile", help="Compile the training step (for GPUs).")]
 Fsdp = Annotated[
     bool, typer.Option("--fsdp", help="Divide parameters and optimiser among torchrun's ranks, for large models.")

@@ -35,7 +35,7 @@ class EvaluationSettings(Settings):
     lanes: int = Field(default=16, gt=0)
     """Number of places of the text that are read side by side. It changes the speed, not the figures."""
     bf16: bool = False
-    """Compute in bfloat16 where that is safe; for GPUs."""
+    """Multiply matrices in bfloat16 where that is safe, as training.bf16 does."""
     stride: int | None = Field(default=None, gt=0)
     """New tokens in each window of one segment when there is no short-term memory; the rest of the window is left
     context. Default: the whole segment."""

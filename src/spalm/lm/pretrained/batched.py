@@ -23,22 +23,36 @@ _FIRST_CAPACITY = 64
 """Number of tokens for which there is room at first; it is doubled when it is too small."""
 
 
+class _Places:
+    """Where the tokens of a pass belong: texts in rising order, and the positions of their tokens.
+
+    Slices where they can be: assigning to a slice and reading one copies nothing and looks nothing up.
+    """
+
+    def __init__(self, texts: list[int], starts: list[int], *, time: int, device: torch.device):
+        self.last_text, self.end, self.time = texts[-1], max(starts) + time, time
+        """The last text, the number of tokens of the longest text after the pass, and those of each text in it."""
+        self.positions = torch.tensor(starts, device=device)[:, None] + torch.arange(time, device=device)
+        in_a_row, aligned = texts == list(range(texts[0], texts[-1] + 1)), len(set(starts)) == 1
+        self.texts = slice(texts[0], texts[-1] + 1) if in_a_row else torch.tensor(texts, device=device)
+        """Rows of the texts."""
+        rows = torch.tensor(texts, device=device)[:, None]
+        self.new = (self.texts, slice(starts[0], self.end)) if in_a_row and aligned else (rows, self.positions)
+        """Rows and columns of the new tokens."""
+
+
 class _KeysAndValues:
     """The keys and values of all texts, by layer; each tensor has the shape (texts, tokens, heads, width)."""
 
     def __init__(self) -> None:
         self._layers: dict[int, list[Tensor]] = {}
 
-    def extend(self, layer: int, new: Sequence[Tensor], rows: Tensor, *, places: Tensor) -> list[Tensor]:
+    def extend(self, layer: int, new: Sequence[Tensor], places: _Places) -> list[Tensor]:
         """Adds the keys and values (texts, heads, tokens, width) of new tokens, and returns all of these texts."""
-        end = int(places.max()) + 1
-        held = self._with_room(layer, new, int(rows.max()) + 1, tokens=end)
+        held = self._with_room(layer, new, places.last_text + 1, tokens=places.end)
         for all_texts, added in zip(held, new):
-            all_texts[rows[:, None], places] = added.transpose(1, 2)
-        first, last = int(rows[0]), int(rows[-1])
-        in_a_row = last - first + 1 == len(rows) and bool((rows.diff() == 1).all())
-        chosen = slice(first, last + 1) if in_a_row else rows  # a slice copies nothing
-        return [all_texts[chosen, :end].transpose(1, 2) for all_texts in held]
+            all_texts[places.new] = added.transpose(1, 2)
+        return [all_texts[places.texts, : places.end].transpose(1, 2) for all_texts in held]
 
     def copy(self, source: int, to: int, tokens: int) -> None:
         """Copies the first tokens of a text to another."""
@@ -49,8 +63,10 @@ class _KeysAndValues:
 
     def _with_room(self, layer: int, new: Sequence[Tensor], texts: int, *, tokens: int) -> list[Tensor]:
         """Returns the tensors of a layer, large enough for so many texts and tokens."""
-        empty = [each.new_zeros(0, 0, each.shape[1], each.shape[3]) for each in new]
-        self._layers[layer] = [_grown(each, texts, tokens) for each in self._layers.get(layer, empty)]
+        held = self._layers.get(layer)
+        if held is None:
+            held = [each.new_zeros(0, 0, each.shape[1], each.shape[3]) for each in new]
+        self._layers[layer] = [_grown(each, texts, tokens) for each in held]
         return self._layers[layer]
 
 
@@ -71,17 +87,17 @@ class _CacheOfPass:
 
     is_compileable = False
 
-    def __init__(self, held: _KeysAndValues, rows: Int[Tensor, "texts"], places: Int[Tensor, "texts time"]):
-        self._held, self._rows, self._places = held, rows, places
+    def __init__(self, held: _KeysAndValues, places: _Places):
+        self._held, self._places = held, places
 
     def update(self, keys: Tensor, values: Tensor, layer_idx: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         """Adds the new tokens of a layer and returns the keys and values of all tokens."""
-        found = self._held.extend(layer_idx, (keys, values), self._rows, places=self._places)
+        found = self._held.extend(layer_idx, (keys, values), self._places)
         return found[0], found[1]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:  # noqa: ARG002
         """Returns the number of tokens before the pass, of the longest text."""
-        return int(self._places.max()) + 1 - self._places.shape[1]
+        return self._places.end - self._places.time
 
 
 class BatchedPretrainedModel(PretrainedModel):
@@ -140,22 +156,25 @@ class BatchedPretrainedModel(PretrainedModel):
         """Reads pieces in one pass, padded to the same length, and returns their hidden states."""
         device, longest = self.device, max(len(piece) for _, piece in pieces)
         tokens = torch.tensor([[*piece, *[0] * (longest - len(piece))] for _, piece in pieces], device=device)
-        rows = torch.tensor([state.number for state, _ in pieces], device=device)
-        starts = torch.tensor([state.tokens for state, _ in pieces], device=device)
-        places = starts[:, None] + torch.arange(longest, device=device)
-        beyond = torch.arange(int(places.max()) + 1, device=device) > places[:, None, :, None]
+        numbers, starts = zip(*((state.number, state.tokens) for state, _ in pieces))
+        places = _Places(list(numbers), list(starts), time=longest, device=device)
         hidden = self.model.base_model(
             input_ids=tokens,
-            position_ids=self._known_positions(places),
-            attention_mask=torch.zeros(beyond.shape, dtype=self.model.dtype, device=device).masked_fill(
-                beyond, torch.finfo(self.model.dtype).min
-            ),
-            past_key_values=_CacheOfPass(self._held, rows, places),
+            position_ids=self._known_positions(places.positions),
+            attention_mask=self._mask(places),
+            past_key_values=_CacheOfPass(self._held, places),
             use_cache=True,
         ).last_hidden_state.float()
         for state, piece in pieces:
             state.tokens += len(piece)
         return [row[: len(piece)] for row, (_, piece) in zip(hidden, pieces)]
+
+    def _mask(self, places: _Places) -> Tensor:
+        """Returns what is added to the scores of attention: the lowest number where a token must not look."""
+        positions, dtype = places.positions, self.model.dtype
+        beyond = torch.arange(places.end, device=positions.device) > positions[:, None, :, None]
+        nothing = torch.zeros(beyond.shape, dtype=dtype, device=positions.device)
+        return nothing.masked_fill(beyond, torch.finfo(dtype).min)
 
     def _known_positions(self, places: Int[Tensor, "texts time"]) -> Int[Tensor, "texts time"]:
         """Returns positions that the model knows: those of padding may be beyond the longest text."""
