@@ -32,7 +32,7 @@ def remove_unfinished(place: Place) -> list[Removed]:
         removed.append(Removed(folder, "the unfinished work of a stage; the same command begins it again"))
     for memory in place.other_memories():
         if drop_unfinished(memory):
-            removed.append(Removed(memory.directory, "the unfinished part of a memory; the same command begins it again"))
+            removed.append(Removed(memory.directory, "the unfinished part; the same command begins it again"))
     for folder in place.stages(MANIFEST):
         with only_writer(folder):
             scratch = (folder / SCRATCH).exists()

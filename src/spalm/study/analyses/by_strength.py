@@ -8,7 +8,6 @@ Levels are kept below the folder of the run, and use its corpus where it is. The
 
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -42,7 +41,7 @@ def vary_steps(
     assignments: Sequence[str] = (),
     console: Console,
 ) -> None:
-    """Carries out the recipe of a run again with each of these numbers of steps, the lowest first, and prints the tables.
+    """Carries out the recipe of a run again with each of these numbers of steps, the lowest first; prints the tables.
 
     Further settings may be laid over the recipe. A finished level stays as it is, and a killed one is continued. The
     run itself is the level of its own number of steps.
@@ -69,8 +68,8 @@ def _refuse_unless_on_training_text(run: FinishedRun) -> None:
     if more or forgotten.any():
         what = f"holds {more:,} more text(s)" if more else f"has forgotten {forgotten.sum():,} training document(s)"
         raise InputError(
-            f"{run.directory}: its memory {what}, so further levels cannot be compared with it; carry out the recipe in "
-            "another folder, and vary that run"
+            f"{run.directory}: its memory {what}, so further levels cannot be compared with it; carry out the recipe "
+            "in another folder, and vary that run"
         )
 
 
@@ -94,7 +93,10 @@ def _level_recipe(run: FinishedRun, steps: int, assignments: Sequence[str]) -> R
 
 
 def existing_levels(run: FinishedRun) -> dict[int, FinishedRun]:
-    """Returns the run and its finished levels by number of steps; leaves out those on another text or in another unit."""
+    """Returns the run and its finished levels by number of steps; leaves out those on another text or in another unit.
+
+    What lies outside of the run's folder is not read.
+    """
     found = {run.recipe.training.steps: run}
     for path in sorted((run.directory / _FOLDER).glob(f"*/{RESULTS}")):
         if is_inside(path.parent, run.directory):
@@ -189,12 +191,14 @@ def _other_settings(run: FinishedRun, levels: Mapping[int, FinishedRun]) -> str:
     own, said = run.recipe.as_json(), ""
     for steps, level in levels.items():
         lines = [line for line in differences(own, level.recipe.as_json()) if line.split(":")[0] not in _EXPECTED]
-        more = f" and {len(lines) - _NAMED} more" if len(lines) > _NAMED else ""
-        said += f" The level of {steps:,} steps has other settings ({'; '.join(lines[:_NAMED])}{more})." if lines else ""
+        named = "; ".join(lines[:_NAMED]) + (f" and {len(lines) - _NAMED} more" if len(lines) > _NAMED else "")
+        said += f" The level of {steps:,} steps has other settings ({named})." if lines else ""
     return said
 
 
-def _draw(axes: Axes, rows: Sequence[list[Any]], names: Sequence[str], *, bases: Mapping[int, float], unit: str) -> None:
+def _draw(
+    axes: Axes, rows: Sequence[list[Any]], names: Sequence[str], *, bases: Mapping[int, float], unit: str
+) -> None:
     """Draws a line for each of the rows with these names."""
     for number, name in enumerate(names):
         points = np.array(sorted((row[1], row[4]) for row in rows if row[2] == name))
