@@ -132,7 +132,7 @@ def by_strength(request: AnalysisRequest) -> Analysis:
         "strength",
         "By strength of the base",
         f"{run.unit} ({request.where}), and the gain over transformer-xl of the same level, for levels of "
-        f"{_listed(levels)} steps. Each level is a complete run of the recipe, whose learning rate ends with its last "
+        f"{_listed(levels)} steps. Each level is a complete run of the recipe, whose schedule ends with its last "
         f"step. In the figure, the base is stronger to the right.{_other_settings(run, levels)} {_order(reached)}",
         {"levels": DataTable(columns, rows)},
         lambda axes: _draw(axes, rows, with_memory, bases=bases, unit=run.unit),
