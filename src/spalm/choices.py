@@ -21,7 +21,7 @@ RowName = Literal[
 HeldOut = Literal["dev", "test"]
 """Name of a split on which rows are scored."""
 ANALYSIS_NAMES = (
-    *("strips", "outputs", "gates", "heatmap", "neighbours", "matches"),
+    *("strips", "outputs", "gates", "heatmap", "neighbours", "strength", "matches"),
     *("overlap", "significance", "position", "frequency", "ablation", "curves"),
 )
 """Names of the analyses of a finished run, in the order of the report."""

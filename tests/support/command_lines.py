@@ -188,6 +188,15 @@ study FOLDER --model gpt
 study FOLDER --length 401
 vary FOLDER
 vary NOTHING --count x
+vary NOTHING --steps 5
+vary FOLDER --steps 0
+vary FOLDER --steps x
+vary FOLDER --steps 5,,6
+vary FOLDER --steps ENDLESS
+vary FOLDER --steps 5 --count 1
+vary FOLDER --steps 5 --retrain
+vary FOLDER network.width=16
+vary FOLDER --steps 5 --ram 3X
 plan RECIPE
 plan RECIPE --tokens x
 plan RECIPE --tokens -1

@@ -1,6 +1,7 @@
 """Verbs that show something: analyses, report, explorer, plans, settings, artifacts."""
 
 import os
+import re
 from pathlib import Path
 from typing import Annotated
 
@@ -18,7 +19,9 @@ from spalm.cli.options import (
     Host,
     NoKey,
     Port,
+    Ram,
     RecipeArgument,
+    Restart,
     RunArgument,
     Threads,
     given_path,
@@ -72,20 +75,52 @@ def study_(
 @app.command(name="vary")
 def vary_(
     directory: RunArgument,
+    settings: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[KEY=VALUE]...", help="With --steps: settings laid over the recipe of each run."),
+    ] = None,
     counts: Annotated[
         list[int] | None, typer.Option("--count", help="Number of neighbours; may be repeated.", min=0, max=LARGEST)
     ] = None,
     retrain: Annotated[bool, typer.Option("--retrain", help="Train again with each; else vary at test only.")] = False,
+    steps: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N,N,...", help="Numbers of training steps, such as 500,2000: a whole run with each, below DIR."
+        ),
+    ] = None,
     device: Device = "auto",
     threads: Threads = None,
+    ram: Ram = None,
+    restart: Restart = False,
 ) -> None:
-    """Score dev and test with other numbers of neighbours, for `spalm study DIR neighbours`."""
-    from spalm.compute import Execution, Hardware
-    from spalm.runs import FinishedRun
-    from spalm.study import COUNTS, vary_neighbours
+    """Try other numbers of neighbours or of training steps, for `spalm study DIR neighbours` and `strength`.
 
-    execution = Execution(Hardware(device, threads))
-    vary_neighbours(FinishedRun(directory), tuple(counts or COUNTS), execution, retrain=retrain)
+    What was killed continues when the same command is given again.
+    """
+    from spalm.compute import Execution, Hardware, parse_size
+    from spalm.runs import FinishedRun
+    from spalm.study import COUNTS, vary_neighbours, vary_steps
+
+    size = None if ram is None else parse_size(ram)
+    execution = Execution(Hardware(device, threads), ram=size, restart=restart)
+    if steps is None:
+        if settings:
+            raise InputError(f"{settings[0]} belongs to --steps, which makes whole runs; leave it out")
+        vary_neighbours(FinishedRun(directory), tuple(counts or COUNTS), execution, retrain=retrain)
+        return
+    if counts or retrain:
+        raise InputError("--steps makes whole runs, --count and --retrain vary the neighbours; give one of them")
+    levels = _whole_numbers(steps, "--steps")
+    vary_steps(FinishedRun(directory), levels, execution, assignments=settings or [], console=Console())
+
+
+def _whole_numbers(text: str, option: str) -> list[int]:
+    """Returns the numbers of an option such as 500,2000."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(re.fullmatch(r"[1-9][0-9]{0,8}", part) for part in parts):
+        raise InputError(f"{option} {text[:100]!r}: give numbers from 1 to 999999999, such as 500,2000")
+    return [int(part) for part in parts]
 
 
 @app.command(name="plan")

@@ -20,7 +20,7 @@ from spalm.maintenance.place import Place
 from spalm.maintenance.removal import remove_forgotten
 from spalm.maintenance.requery import Questions, ask_again
 from spalm.maintenance.unfinished import unfinished_training
-from spalm.memory import Entries, LiveDocuments
+from spalm.memory import Entries, LiveDocuments, Memory
 from spalm.memory.forgotten import is_source
 
 _FOLDER = "receipts"
@@ -71,6 +71,7 @@ def forget_with_receipt(directory: Path, names: list[str]) -> Receipt:
     ids = np.concatenate([np.zeros(0, np.int64), *(_ids(live, number) for number in held)])
     questions = Questions.of(entries, sorted(wanted), pieces, ids=ids)
     patterns = dict.fromkeys([key.tobytes() for key in questions.keys.astype("<f2")], "a key")
+    patterns |= dict.fromkeys([key for memory in place.other_memories() for key in _keys_in(memory, wanted)], "a key")
     patterns |= _patterns(place, pieces, wanted)
     place.memory.forget(sorted(wanted))
     left = place.memory.entries().live_documents.names
@@ -116,6 +117,15 @@ def _ids(documents: LiveDocuments, number: int) -> Int[np.ndarray, "ids"]:
     last = first + count - 1
     found = np.unique(np.linspace(min(first + _WINDOW - 1, last), last, _WINDOWS).astype(np.int64))
     return found[:count]  # none, if the document has no entry
+
+
+def _keys_in(memory: Memory, names: set[str]) -> list[bytes]:
+    """Returns some keys of the documents of these names in a memory, as its files hold them."""
+    entries = memory.entries()
+    held = [number for number, name in enumerate(entries.live_documents.names) if name in names]
+    ids = np.concatenate([np.zeros(0, np.int64), *(_ids(entries.live_documents, number) for number in held)])
+    rows = entries.with_keys.rows(ids)
+    return [key.tobytes() for key in entries.with_keys.take(rows[rows >= 0]).astype("<f2")]
 
 
 def _patterns(place: Place, pieces: list[Int[np.ndarray, "tokens"]], names: set[str]) -> dict[bytes, str]:

@@ -12,6 +12,7 @@ from spalm.files import child, read_json, remove_leftovers
 from spalm.lm.training import KIND as MODEL_KIND
 from spalm.maintenance.place import Place, Removed
 from spalm.manifest import Identity
+from spalm.memory.forgotten import drop_unfinished
 from spalm.neighbours.index.build import DESCRIPTION, WORK, remove_index
 from spalm.semiparametric.training import KIND as SPALM_KIND
 
@@ -29,6 +30,9 @@ def remove_unfinished(place: Place) -> list[Removed]:
                     shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
             (folder / UNFINISHED).unlink()
         removed.append(Removed(folder, "the unfinished work of a stage; the same command begins it again"))
+    for memory in place.other_memories():
+        if drop_unfinished(memory):
+            removed.append(Removed(memory.directory, "the unfinished part; the same command begins it again"))
     for folder in place.stages(MANIFEST):
         with only_writer(folder):
             scratch = (folder / SCRATCH).exists()

@@ -202,6 +202,15 @@ class Catalogue:
             raise damaged(self.path)
 
 
+def drop_unfinished_batch(connection: sqlite3.Connection) -> bool:
+    """Drops the batch that is being written, and its shards, if there is one; returns whether there was."""
+    unfinished = "(SELECT id FROM batches WHERE NOT finished)"
+    shards = f"(SELECT id FROM shards WHERE batch IN {unfinished})"
+    connection.execute(f"DELETE FROM extents WHERE shard IN {shards}")
+    connection.execute(f"DELETE FROM shards WHERE batch IN {unfinished}")
+    return connection.execute("DELETE FROM batches WHERE NOT finished").rowcount > 0
+
+
 def record_version(connection: sqlite3.Connection, description: str) -> int:
     """Adds a version and returns its number. Every change that a search could see, or that moves entries, makes one."""
     connection.execute(

@@ -6,6 +6,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Int
 
+from spalm.artifact import only_writer
+from spalm.memory.catalogue import drop_unfinished_batch
 from spalm.memory.entries import Entries
 from spalm.memory.memory import Memory
 
@@ -31,6 +33,18 @@ def forgotten_documents(
     entries = memory.entries()
     alive = [entries.rows(first + begins) >= 0 for (first,) in batches]
     return ~np.any(alive, axis=0)
+
+
+def drop_unfinished(memory: Memory) -> bool:
+    """Drops what an interrupted `remember` has written of its text; returns whether there was any."""
+    with memory.catalogue.read() as connection:
+        if connection.execute("SELECT 1 FROM batches WHERE NOT finished").fetchone() is None:
+            return False
+    with only_writer(memory.directory):
+        with memory.catalogue.change() as connection:
+            drop_unfinished_batch(connection)
+        memory.clear_leftovers()
+    return True
 
 
 def is_source(memory: Memory, corpus: str) -> bool:

@@ -18,7 +18,7 @@ from spalm.console import bar, say
 from spalm.corpus import Corpus, Split, TokenStream
 from spalm.errors import InputError
 from spalm.files import is_leftover
-from spalm.memory.catalogue import record_version
+from spalm.memory.catalogue import drop_unfinished_batch, record_version
 from spalm.memory.encoder import Encoder, MemorySettings
 from spalm.memory.memory import IDENTITY, PARTIAL_FILES, Memory
 from spalm.memory.projection import Projection, to_half_precision
@@ -142,10 +142,7 @@ def _claim(memory: Memory, source: dict[str, Any], entries: int, *, restart: boo
                     f"{memory.directory} is in the middle of remembering other text; finish that first, or give "
                     "--restart to drop what it has written"
                 )
-            shards = "(SELECT id FROM shards WHERE batch = ?)"
-            connection.execute(f"DELETE FROM extents WHERE shard IN {shards}", [row[0]])
-            connection.execute("DELETE FROM shards WHERE batch = ?", [row[0]])
-            connection.execute("DELETE FROM batches WHERE id = ?", [row[0]])
+            drop_unfinished_batch(connection)
         first_id = connection.execute("SELECT coalesce(max(first_id + entries), 0) FROM batches").fetchone()[0]
         made = connection.execute(
             "INSERT INTO batches (source, first_id, entries) VALUES (?, ?, ?)", [name, first_id, entries]

@@ -40,6 +40,8 @@ class Run:
     recipe: Recipe
     directory: Path
     execution: Execution = field(default_factory=Execution)
+    shared_corpus: Path | None = None
+    """Folder of a finished corpus that is used where it is; None: the run makes its own from the recipe."""
     _networks: dict[NetworkName, TrainedModel | TrainedSpalm] = field(default_factory=dict)
     _records: dict[tuple[RowName, int], Records] = field(default_factory=dict)
     _inputs: dict[tuple[NetworkName, int], Records] = field(default_factory=dict)
@@ -67,6 +69,8 @@ class Run:
     def corpus(self) -> Corpus:
         """The text as token arrays."""
         where, restart = self.directory / "corpus", self.execution.restart
+        if self.shared_corpus is not None:
+            return Corpus(self.shared_corpus)
         return self._on_first_rank(
             lambda: build_corpus(self.recipe.corpus, where, restart=restart), lambda: Corpus(where)
         )

@@ -51,6 +51,8 @@ class Analysis:
     """Size of the picture in inches."""
     data: dict[str, Any] = field(default_factory=dict)
     """Numbers that are part of the result but in no table."""
+    printed: int = 24
+    """Number of first rows of a table that are printed; its files have all."""
 
     def picture(self) -> Figure:
         """Returns the picture as a figure of matplotlib."""
@@ -62,18 +64,18 @@ class Analysis:
         self.picture().savefig(content, format="png", facecolor="white")
         return content.getvalue()
 
-    def print(self, console: Console, longest: int = 24) -> None:
-        """Prints the tables and the caption; only the first `longest` rows of long tables."""
+    def print(self, console: Console) -> None:
+        """Prints the tables, of long ones the first rows only, and the caption."""
         for table in self.tables.values():
             shown = Table(title=f"{self.title}: {table.title}" if table.title else self.title, box=box.SIMPLE_HEAD)
             shown.title_justify = "left"
             for number, column in enumerate(table.columns):
                 left = any(isinstance(row[number], str) for row in table.rows)
                 shown.add_column(column, justify="left" if left else "right")
-            for row in table.rows[:longest]:
+            for row in table.rows[: self.printed]:
                 shown.add_row(*(Text(format_cell(cell)) for cell in row))
-            if len(table.rows) > longest:
-                shown.caption = f"{len(table.rows) - longest:,} more in {self.name}.csv"
+            if len(table.rows) > self.printed:
+                shown.caption = f"{len(table.rows) - self.printed:,} more in {self.name}.csv"
             console.print(shown)
         console.print(Text(self.caption, style="dim"))
 

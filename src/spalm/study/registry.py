@@ -10,6 +10,7 @@ from spalm.runs import FinishedRun, HeldOut, RowName
 from spalm.runs.passage import passage_of
 from spalm.study.analyses.ablation import ablation_cost
 from spalm.study.analyses.by_neighbours import by_neighbours, existing_variants
+from spalm.study.analyses.by_strength import by_strength, existing_levels
 from spalm.study.analyses.curves import training_curves
 from spalm.study.analyses.gates import gate_heatmap, gate_histogram
 from spalm.study.analyses.matches import neighbour_matches
@@ -27,6 +28,7 @@ ANALYSES: dict[str, AnalysisFunction] = {
     "gates": gate_histogram,
     "heatmap": gate_heatmap,
     "neighbours": by_neighbours,
+    "strength": by_strength,
     "matches": neighbour_matches,
     "overlap": verbatim_overlap,
     "significance": pairwise_significance,
@@ -41,8 +43,12 @@ _LENGTH = 48
 
 
 def available_analyses(run: FinishedRun) -> list[str]:
-    """Returns the analyses for which a run has data. "neighbours" is among them only after `vary_neighbours`."""
-    return [name for name in ANALYSES if name != "neighbours" or len(existing_variants(run)) > 2]
+    """Returns the analyses for which a run has data.
+
+    "neighbours" is among them only after `vary_neighbours`, and "strength" only after `vary_steps`.
+    """
+    varied = {"neighbours": len(existing_variants(run)) > 2, "strength": len(existing_levels(run)) > 1}
+    return [name for name in ANALYSES if varied.get(name, True)]
 
 
 def make_request(
