@@ -34,8 +34,9 @@ class AttachSettings(Settings):
     """File of text. The documents most like it get keys."""
     library: list[str] = []
     """Files and folders of more text for exact matches, of which nothing is held out. See `keys` for its keys."""
-    neighbours: int = Field(default=512, gt=0)
-    """Number of neighbours that are searched for."""
+    neighbours: int = Field(default=256, gt=0)
+    """Number of neighbours that are searched for; of twice as many, a mixture gains about 0.4% and each token takes 0.3
+    ms longer."""
     positions: int = Field(default=24_000, gt=0)
     """Number of training positions that the mixture learns from."""
     held_out: int = Field(default=20_000, gt=0)
@@ -46,7 +47,7 @@ class AttachSettings(Settings):
     """The combiner that is used. The paper's gate is trained only if it is chosen here."""
     knn: KnnSettings = KnnSettings()
     """The grid on which kNN-LM is tuned."""
-    adaptive: AdaptiveSettings = AdaptiveSettings(neighbours=512, batch_size=512, passes=8)
+    adaptive: AdaptiveSettings = AdaptiveSettings(neighbours=256, batch_size=512, passes=8)
     """The adaptive mixture."""
     gate: GateSettings = GateSettings(neighbours=16, distance_bias=True, project_memory=True)
     """The paper's gate."""
