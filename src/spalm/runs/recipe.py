@@ -111,7 +111,9 @@ class Recipe(Settings):
             spalm = SpalmSettings(start=0, gate=GateSettings.of_paper(spalm.gate.attended))
         elif name == "transformer-xl-restarted":
             if not spalm.start:
-                raise InputError("spalm.start = 0: SPALM is trained from scratch, so nothing restarts; give more than 0")
+                raise InputError(
+                    "spalm.start = 0: SPALM is trained from scratch, so nothing restarts; give more than 0"
+                )
             spalm = SpalmSettings(start=spalm.start, gate=GateSettings.of_paper(neighbours=0))
         return SpalmModelSettings(network=self.network, training=self.training, spalm=spalm)
 
@@ -125,9 +127,7 @@ class Recipe(Settings):
     def rows(self) -> list[RowName]:
         """Names of the rows of the results, in order."""
         possible = {"transformer-xl-restarted": self.spalm.start > 0, "knn-lm-literal": self.attended_at_test > 0}
-        return [
-            name for name, row in ROWS.items() if (self.controls or not row.control) and possible.get(name, True)
-        ]
+        return [name for name, row in ROWS.items() if (self.controls or not row.control) and possible.get(name, True)]
 
     @property
     def networks(self) -> list[NetworkName]:

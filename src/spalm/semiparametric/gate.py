@@ -6,7 +6,8 @@
 
 The paper's equation makes g_t one number, its figures show one for each dimension: `vector` is a matrix w_g, `scalar`
 a vector. y_k has the scale of the network's input embeddings (times the square root of the width), which is that of
-h_t; the scores of the attention are divided by it again: they are the output layer's logits of these tokens.
+h_t; the scores of the attention are divided by it again: they are the output layer's logits of these tokens (with
+adaptive softmax, those within the head or a tail).
 """
 
 from dataclasses import dataclass
@@ -30,7 +31,7 @@ class GateSettings(Settings):
     kind: Literal["vector", "scalar"] = "vector"
     """One gate for each dimension, as in the paper's figures, or one for all, as in its equation."""
     bias: float | None = 2.0
-    """Initial bias of the gate: sigmoid(bias) is the share of h_t. None: there is no bias, as in the paper's equation."""
+    """Initial bias of the gate: sigmoid(bias) is the share of h_t. None: no bias, as in the paper's equation."""
     scaled: bool = True
     """Give the vectors of retrieved tokens the scale of the input embeddings instead of that of the shared table."""
     project_query: bool = False
