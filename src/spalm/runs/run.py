@@ -154,9 +154,11 @@ class Run:
             return mix_adaptively(
                 inner, self.corpus, self.neighbours, settings=recipe.adaptive, directory=where, sources=row.sources
             )
-        inner = self.records(row.network, memory_length)
         if row.mixture == "knn":
-            return mix_knn(inner, self.corpus, self.neighbours, settings=recipe.knn_grid(row), directory=where)
+            grid = recipe.knn_grid(row)  # may refuse, before anything is made
+            inner = self.records(row.network, memory_length)
+            return mix_knn(inner, self.corpus, self.neighbours, settings=grid, directory=where)
+        inner = self.records(row.network, memory_length)
         return mix_adaptively(inner, self.corpus, self.neighbours, settings=recipe.adaptive, directory=where)
 
     def _mixture_inputs(self, network: NetworkName, memory_length: int) -> Records:
