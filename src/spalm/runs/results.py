@@ -171,8 +171,10 @@ def print_results(rows: list[ResultRow], title: str, paper: list[PaperRow], *, c
 def _notes(rows: list[ResultRow]) -> list[str]:
     """Returns the lines below the table."""
     notes = [f"{rows[0]['unit']}; M: length of the short-term memory; size: number of parameters"] if rows else []
+    if any(row["neighbours"] for row in rows):
+        notes.append("k: number of neighbours")
     if note := key_network_note(rows):
-        notes += ["k: number of neighbours", note]
+        notes.append(note)
     if any(row["without_long_term_memory"] for row in rows):
         notes.append("ablated: test, with the long-term memory taken away")
     if any(row["p_against_transformer_xl"] is not None for row in rows):

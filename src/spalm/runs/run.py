@@ -154,11 +154,10 @@ class Run:
             return mix_adaptively(
                 inner, self.corpus, self.neighbours, settings=recipe.adaptive, directory=where, sources=row.sources
             )
-        if row.mixture == "knn":
-            grid = recipe.knn_grid(row)  # may refuse, before anything is made
-            inner = self.records(row.network, memory_length)
-            return mix_knn(inner, self.corpus, self.neighbours, settings=grid, directory=where)
+        grid = recipe.knn_grid(row) if row.mixture == "knn" else None  # may refuse, before anything is made
         inner = self.records(row.network, memory_length)
+        if grid is not None:
+            return mix_knn(inner, self.corpus, self.neighbours, settings=grid, directory=where)
         return mix_adaptively(inner, self.corpus, self.neighbours, settings=recipe.adaptive, directory=where)
 
     def _mixture_inputs(self, network: NetworkName, memory_length: int) -> Records:
