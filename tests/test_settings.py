@@ -22,7 +22,7 @@ def test_assignments_that_are_none(wrong):
     [
         ("training.step=3", r"unknown key 'training.step'; it takes batch_size, .*steps"),
         ("corpus.source.pfad=x", r"unknown key .*pfad'; it takes dev_share"),
-        ("nets.width=3", "unknown key 'nets'; it takes adaptive, corpus, evaluation"),
+        ("nets.width=3", "unknown key 'nets'; it takes adaptive, controls, corpus, evaluation"),
         ("training.steps=many", r"training.steps = 'many': .*integer"),
         ("training.seed=-1", r"training.seed = -1: .*greater than or equal to 0"),
         ("evaluation.memory_lengths=[-5]", r"evaluation.memory_lengths.0 = -5"),

@@ -12,10 +12,22 @@ PrecisionName = Literal["auto", "float32", "bfloat16"]
 """Name of the precision in which torch runs a pretrained model."""
 IndexKind = Literal["exact", "faiss", "disk", "scann"]
 """Name of a kind of index."""
-NetworkName = Literal["transformer", "transformer-xl", "spalm"]
+NetworkName = Literal["transformer", "transformer-xl", "spalm", "transformer-xl-restarted", "spalm-literal"]
 """Name of a network that a run trains."""
 RowName = Literal[
-    "transformer", "transformer-xl", "knn-lm", "spalm", "spalm+knn", "spalm-adaptive", "nearest", "exact", "adaptive"
+    "transformer",
+    "transformer-overlap",
+    "transformer-xl",
+    "transformer-xl-restarted",
+    "knn-lm-literal",
+    "knn-lm",
+    "spalm-literal",
+    "spalm",
+    "spalm+knn",
+    "spalm-adaptive",
+    "nearest",
+    "exact",
+    "adaptive",
 ]
 """Name of a row of the results."""
 HeldOut = Literal["dev", "test"]

@@ -25,8 +25,10 @@ def test_a_whole_run_then_nothing_to_do_then_one_change(recipe, tmp_path):
     first = spalm("run", recipe, "--out", out)
     assert first.returncode == 0, first.stderr
     rows = json.loads((out / "results.json").read_text())
-    with_memory = ("transformer-xl", "knn-lm", "spalm", "spalm+knn", "spalm-adaptive", "nearest", "exact", "adaptive")
-    expected = [("transformer", 0), *((name, length) for name in with_memory for length in (8, 32))]
+    with_memory = ("transformer-xl", "knn-lm-literal", "knn-lm", "spalm", "spalm+knn", "spalm-adaptive")
+    beyond = ("nearest", "exact", "adaptive")
+    expected = [("transformer", 0), ("transformer-overlap", 0)]
+    expected += [(name, length) for name in (*with_memory, *beyond) for length in (8, 32)]
     assert [(row["model"], row["memory_length"]) for row in rows] == expected
     for row in rows:
         assert row["unit"] == "perplexity/word"
@@ -36,7 +38,7 @@ def test_a_whole_run_then_nothing_to_do_then_one_change(recipe, tmp_path):
         assert f"{row['test']:.2f}" in first.stdout
     again = spalm("run", recipe, "--out", out)
     assert again.stdout == first.stdout
-    assert again.stderr.count("finished before, unchanged") == 24
+    assert again.stderr.count("finished before, unchanged") == 27
     assert again.stderr.count("remembered before, unchanged") == 1
     assert "train " not in again.stderr
     _look_at(out)

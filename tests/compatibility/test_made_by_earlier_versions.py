@@ -7,11 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 
 from spalm import load
 from spalm.memory import Memory
 from spalm.neighbours import open_searcher
-from spalm.runs import FinishedRun
+from spalm.runs import FinishedRun, print_results
 from support.commands import spalm
 
 HERE = Path(__file__).parent
@@ -76,6 +77,8 @@ def test_a_finished_run_is_read(made):
     assert run.rows == ["transformer", "transformer-xl", "knn-lm", "spalm", "spalm+knn", "spalm-adaptive"]
     for row in run.rows:
         assert np.isfinite(run.log_probabilities(row, "test")).all()
+    assert [run.result(row)["neighbours"] is None for row in run.rows] == [True, True, False, True, False, True]
+    print_results(run.results, run.title, [], console=Console(quiet=True))
     perplexity = np.exp(-run.log_probabilities("spalm", "test").mean())
     assert perplexity == pytest.approx(run.result("spalm")["test"], rel=1e-6)
 
@@ -92,7 +95,7 @@ def test_commands_read_what_was_made(archive, tmp_path):
     assert list((folder / "run" / "study" / "test").glob("gates*"))
 
 
-def test_a_run_that_was_finished_is_finished(archive, tmp_path):
+def test_a_run_that_was_finished_is_finished(archive, made, tmp_path):
     """The same command finds every stage done and changes nothing but the table; it adds the rows that are new."""
     folder = unpacked(archive, tmp_path)
     before = contents(folder / "run")
@@ -101,5 +104,7 @@ def test_a_run_that_was_finished_is_finished(archive, tmp_path):
     after = contents(folder / "run")
     changed = {name for name in before if after[name] != before[name]}
     assert changed <= {"results.json", "recipe.yaml", "config.json"}
-    new = {name.split("/")[1].split("-")[0] for name in after.keys() - before.keys() if name.startswith("evaluation/")}
-    assert new == {"inputs", "nearest", "exact", "adaptive"}
+    new = {name.split("/")[1].rsplit("-", 1)[0] for name in after.keys() - before.keys() if name.startswith("eval")}
+    rows = {"transformer-overlap", "knn-lm-literal", "nearest", "exact", "adaptive"}
+    assert new == {"inputs-transformer-xl", *rows}
+    assert {*FinishedRun(folder / "run").rows} - {*FinishedRun(made / "run").rows} == rows

@@ -1,6 +1,7 @@
 """What the fuzz tests share: how much is tried, and the count of what goes wrong."""
 
 import os
+import sys
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -45,5 +46,7 @@ def tally(request) -> Iterator[Tally]:
 @pytest.fixture
 def commands(tally, capsys, monkeypatch) -> Commands:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    if "huggingface_hub.constants" in sys.modules:  # an earlier test imported it, so the variable was read before
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("spalm.server.serve", ask)
     return Commands(tally, capsys)

@@ -9,36 +9,11 @@ from spalm.compute import Execution, Hardware
 from spalm.corpus import TokenStream
 from spalm.errors import InputError
 from spalm.neighbours import NeighbourSettings
-from spalm.runs import ROWS, FinishedRun, Recipe, Run
+from spalm.runs import FinishedRun
 from spalm.runs.checks import resolve_exclusion
-from spalm.settings import override
 from spalm.study.analyses.by_neighbours import vary_neighbours
+from support.small_runs import small_recipe, small_run
 from support.small_texts import sentences
-
-
-def recipe(path, *assignments: str) -> Recipe:
-    values = {
-        "title": "one file",
-        "corpus": {"source": {"kind": "text", "path": str(path)}, "tokeniser": {"kind": "words"}},
-        "network": {"layers": 1, "width": 16, "heads": 2, "head_width": 8, "feed_forward": 16},
-        "training": {
-            "steps": 20,
-            "batch_size": 4,
-            "segment_length": 8,
-            "memory_length": 8,
-            "optimiser": {"learning_rate": 0.01},
-            "evaluate_every": 10,
-            "seed": 1,
-        },
-        "neighbours": {"document": True, "held_out": 8},
-        "adaptive": {"passes": 1, "width": 8},
-        "evaluation": {"unit": "perplexity/token"},
-    }
-    return Recipe.parse(override(values, list(assignments)), "test")
-
-
-def run(recipe: Recipe, out) -> Run:
-    return Run(recipe, out, Execution(Hardware("cpu", 1)))
 
 
 @pytest.fixture
@@ -50,13 +25,13 @@ def book(tmp_path):
 
 @pytest.mark.slow
 def test_from_the_text_to_the_table(book, tmp_path, capsys):
-    made = run(recipe(book), tmp_path / "run")
+    made = small_run(small_recipe(book), tmp_path / "run")
     made.everything(Console(quiet=True))
     said = [line for line in capsys.readouterr().err.splitlines() if "neighbours.document=false" in line]
     assert len(said) == 1
     finished = FinishedRun(tmp_path / "run")
     assert finished.corpus.split("test").names == ["book.txt (test)"]
-    assert len(finished.results) == len(ROWS)
+    assert [row["model"] for row in finished.results] == made.recipe.rows
 
     train, window = finished.corpus.split("train"), finished.neighbours.settings["window"]
     assert window == len(train) // 100 > 1
@@ -82,7 +57,7 @@ def test_from_the_text_to_the_table(book, tmp_path, capsys):
     ],
 )
 def test_what_cannot_be_finished_is_refused_before_anything_is_trained(book, tmp_path, assignment, message):
-    made = run(recipe(book, assignment), tmp_path / "run")
+    made = small_run(small_recipe(book, assignment), tmp_path / "run")
     with pytest.raises(InputError, match=message):
         made.everything(Console(quiet=True))
     with pytest.raises(InputError, match=message):
@@ -94,14 +69,14 @@ def test_a_split_of_one_token_is_refused_before_anything_is_trained(tmp_path):
     for name, text in (("train", sentences(100, 0)), ("valid", "the\n"), ("test", "cat")):
         (tmp_path / f"{name}.txt").write_text(text)
     with pytest.raises(InputError, match=r"the test split has 1 token\(s\).*corpus.source.test_share"):
-        run(recipe(tmp_path), tmp_path / "run").everything(Console(quiet=True))
+        small_run(small_recipe(tmp_path), tmp_path / "run").everything(Console(quiet=True))
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["corpus"]
 
 
 @pytest.mark.parametrize("assignment", ["evaluation.stride=9", "memory.stride=9"])
 def test_a_stride_longer_than_a_segment_is_refused_with_the_recipe(book, assignment):
     with pytest.raises(InputError, match=r"stride = 9: windows have 8 tokens"):
-        recipe(book, assignment)
+        small_recipe(book, assignment)
 
 
 @pytest.mark.parametrize(

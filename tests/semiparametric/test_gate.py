@@ -30,7 +30,7 @@ def some_gate(**settings) -> Gate:
 @torch.no_grad()
 @pytest.mark.parametrize("kind", ["vector", "scalar"])
 @pytest.mark.parametrize("scaled", [True, False])
-@pytest.mark.parametrize("more", [{}, {"project_query": True}, {"distance_bias": True}])
+@pytest.mark.parametrize("more", [{}, {"project_query": True}, {"distance_bias": True}, {"bias": None}])
 def test_it_is_the_equations(kind, scaled, more):
     model, gate = some_model(), some_gate(kind=kind, scaled=scaled, **more)
     hidden, retrieved = torch.randn(B, T, D), some_neighbours(B, T, K)
@@ -49,7 +49,8 @@ def test_it_is_the_equations(kind, scaled, more):
                 scores.append(score)
             total = sum(math.exp(score) for score in scores)
             m = sum(math.exp(scores[k]) / total * y[k] for k in range(K)) * (D**0.5 if scaled else 1.0)
-            g = torch.sigmoid(gate.gate.weight @ h + gate.gate.bias)
+            bias = 0.0 if gate.gate.bias is None else gate.gate.bias
+            g = torch.sigmoid(gate.gate.weight @ h + bias)
             torch.testing.assert_close(found.gate[b, t], g, rtol=1e-4, atol=1e-5)
             torch.testing.assert_close(found.vectors[b, t], (1 - g) * m + g * h, rtol=1e-4, atol=1e-5)
             weights = torch.tensor([math.exp(score) / total for score in scores])

@@ -61,6 +61,7 @@ def make_run(texts: Path, out: Path) -> Run:
             "spalm": {"start": 0.4, "gate": {"bias": 0.0}},
             "adaptive": {"passes": 4, "batch_size": 256, "width": 16},
             "evaluation": {"unit": "perplexity/token"},
+            "controls": True,
         },
         "test",
     )

@@ -6,7 +6,16 @@ from spalm.runs.mixtures import load_mixture, mix_adaptively, mix_knn, mixture_f
 from spalm.runs.passage import SplitPassage, passage_of, print_passage, retrieved_tokens, where_memory_helped
 from spalm.runs.recipe import PaperRow, Recipe, read_recipe, recipe_folder
 from spalm.runs.records import Records, keep_records, records_stage
-from spalm.runs.results import RESULTS, ResultRow, print_results, result_row, without_memory, write_results
+from spalm.runs.results import (
+    RESULTS,
+    ResultRow,
+    attended_at_test,
+    key_network_note,
+    print_results,
+    result_row,
+    without_memory,
+    write_results,
+)
 from spalm.runs.rows import (
     HELD_OUT,
     KEY_NETWORK,
@@ -43,9 +52,11 @@ __all__ = [
     "RowName",
     "Run",
     "Unit",
+    "attended_at_test",
     "evaluate_model",
     "in_all_units",
     "keep_records",
+    "key_network_note",
     "load_mixture",
     "mix_adaptively",
     "mix_knn",

@@ -5,7 +5,7 @@ Nothing is computed here and no text is read again, so the source files of the c
 
 from functools import cached_property
 from pathlib import Path
-from typing import Literal, overload
+from typing import Literal, get_args, overload
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from spalm.runs.evaluation import Unit
 from spalm.runs.recipe import Recipe
 from spalm.runs.records import Records
 from spalm.runs.results import RESULTS, ResultRow
-from spalm.runs.rows import REFERENCE_ROW, ROWS, NetworkName, RowName
+from spalm.runs.rows import REFERENCE_ROW, ROWS, NetworkName, PlainNetwork, RowName, networks_of
 from spalm.semiparametric import TrainedSpalm
 from spalm.settings import read_yaml
 
@@ -68,6 +68,11 @@ class FinishedRun:
         """The row that generates text and is served unless another is named: the last one."""
         return self.rows[-1]
 
+    @property
+    def networks(self) -> list[NetworkName]:
+        """Names of the networks that the rows are made of, in the order of training."""
+        return networks_of(self.rows)
+
     @cached_property
     def corpus(self) -> Corpus:
         """The text as token arrays."""
@@ -91,13 +96,13 @@ class FinishedRun:
     @overload
     def network(self, name: Literal["spalm"]) -> TrainedSpalm: ...
     @overload
-    def network(self, name: Literal["transformer", "transformer-xl"]) -> TrainedModel: ...
+    def network(self, name: PlainNetwork) -> TrainedModel: ...
     @overload
     def network(self, name: NetworkName) -> TrainedModel | TrainedSpalm: ...
     def network(self, name: NetworkName) -> TrainedModel | TrainedSpalm:
         """Returns a trained network on disk; its `load` returns the network itself."""
         where = self.directory / name
-        return TrainedSpalm(where) if name == "spalm" else TrainedModel(where)
+        return TrainedModel(where) if name in get_args(PlainNetwork) else TrainedSpalm(where)
 
     def result(self, row: RowName) -> ResultRow:
         """Returns the results of a row at the length of the short-term memory that is shown."""

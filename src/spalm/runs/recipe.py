@@ -14,9 +14,9 @@ from spalm.lm import ModelSettings, NetworkSettings
 from spalm.memory import MemorySettings
 from spalm.neighbours import NeighbourSettings
 from spalm.runs.evaluation import EvaluationSettings
-from spalm.runs.rows import KEY_NETWORK, RowName
-from spalm.semiparametric import AdaptiveSettings, KnnSettings, SpalmModelSettings, SpalmSettings
-from spalm.settings import Settings, override, read_yaml
+from spalm.runs.rows import KEY_NETWORK, ROWS, NetworkName, Row, RowName, networks_of
+from spalm.semiparametric import AdaptiveSettings, GateSettings, KnnSettings, SpalmModelSettings, SpalmSettings
+from spalm.settings import Settings, added_since, override, read_yaml
 from spalm.training import TrainingSettings
 
 
@@ -56,6 +56,8 @@ class Recipe(Settings):
     """The adaptive mixture, which goes beyond the paper."""
     evaluation: EvaluationSettings
     """How the models are evaluated."""
+    controls: bool = added_since(default=False)
+    """Also train and evaluate the rows that are controls: transformer-xl-restarted and spalm-literal."""
     paper: list[PaperRow] = []
     """The paper's figures for this set-up."""
 
@@ -102,9 +104,54 @@ class Recipe(Settings):
         spalm = self.spalm.model_copy(update={"gate": gate})
         return SpalmModelSettings(network=self.network, training=self.training, spalm=spalm)
 
+    def gated_model(self, name: NetworkName) -> SpalmModelSettings:
+        """Returns the settings of SPALM or of one of its controls; refuses a control that the recipe cannot have."""
+        spalm = self.spalm_model.spalm
+        if name == "spalm-literal":
+            spalm = SpalmSettings(start=0, gate=GateSettings.of_paper(spalm.gate.attended))
+        elif name == "transformer-xl-restarted":
+            if not spalm.start:
+                raise InputError(
+                    "spalm.start = 0: SPALM is trained from scratch, so nothing restarts; give more than 0"
+                )
+            spalm = SpalmSettings(start=spalm.start, gate=GateSettings.of_paper(neighbours=0))
+        return SpalmModelSettings(network=self.network, training=self.training, spalm=spalm)
+
+    @property
+    def attended_at_test(self) -> int:
+        """Number of neighbours that SPALM attends to at test."""
+        chosen = self.evaluation.neighbours
+        return self.spalm_model.spalm.gate.attended if chosen is None else chosen
+
+    @property
+    def rows(self) -> list[RowName]:
+        """Names of the rows of the results, in order."""
+        possible = {"transformer-xl-restarted": self.spalm.start > 0, "knn-lm-literal": self.attended_at_test > 0}
+        return [name for name, row in ROWS.items() if (self.controls or not row.control) and possible.get(name, True)]
+
+    @property
+    def networks(self) -> list[NetworkName]:
+        """Names of the networks that the rows are made of, in the order of training."""
+        return networks_of(self.rows)
+
+    def knn_grid(self, row: Row) -> KnnSettings:
+        """Returns the grid on which a row's kNN-LM is tuned; the paper's has as many neighbours as SPALM."""
+        if not row.literal:
+            return self.knn
+        if not self.attended_at_test:
+            raise InputError(f"{row.name} has as many neighbours as SPALM, which is 0 here; give SPALM more")
+        return KnnSettings.of_paper(self.attended_at_test)
+
+    def evaluation_of(self, row: Row) -> EvaluationSettings:
+        """Returns how the network of a row is evaluated."""
+        if not row.overlapping:
+            return self.evaluation
+        stride = max(1, self.training.segment_length // 4)
+        return self.evaluation.model_copy(update={"stride": min(stride, self.evaluation.stride or stride)})
+
     def test_memory_lengths(self, name: RowName) -> list[int]:
         """Returns the lengths of the short-term memory with which a row is evaluated."""
-        if name == KEY_NETWORK:
+        if ROWS[name].network == KEY_NETWORK:
             return [0]
         return self.evaluation.memory_lengths or [self.training.memory_length]
 

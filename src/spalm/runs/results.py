@@ -8,6 +8,7 @@ import numpy as np
 from pydantic import Field
 from rich import box
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 from typing_extensions import TypedDict
 
@@ -18,7 +19,7 @@ from spalm.manifest import Count, Digest
 from spalm.runs.evaluation import Unit, in_all_units
 from spalm.runs.recipe import PaperRow
 from spalm.runs.records import Records
-from spalm.runs.rows import HELD_OUT, HeldOut, Row, RowName
+from spalm.runs.rows import HELD_OUT, KEY_NETWORK, HeldOut, Row, RowName
 from spalm.runs.significance import wilcoxon
 from spalm.semiparametric import TrainedSpalm
 
@@ -50,11 +51,14 @@ ResultRow = TypedDict(
 )
 """A row as it stands in results.json.
 
-`evaluation` is the folder of its records within the run and `records` their digest; `lambda`, `temperature` and
-`neighbours` are those of kNN-LM.
+`evaluation` is the folder of its records within the run and `records` their digest; `lambda` and `temperature` are
+those of kNN-LM; `neighbours` is the number that the row uses, that of the mixture where there is one. Earlier versions
+gave `neighbours` for kNN-LM only.
 """
 _SMALLEST_P = 1e-9
 """Smaller p-values are printed as less than this."""
+_WIDEST = 1000
+"""Characters of the widest table."""
 
 
 def result_row(
@@ -88,7 +92,7 @@ def result_row(
         "memory_length_in_training": training.memory_length,
         "lambda": knn.get("weight"),
         "temperature": knn.get("temperature"),
-        "neighbours": knn.get("count"),
+        "neighbours": _neighbours(row, trained, own),
         "without_long_term_memory": _ablated(row, records[row.network], corpus, unit=unit),
         "p_against_transformer_xl": p,
         "more_texts_in_memory": 0,
@@ -99,6 +103,21 @@ def result_row(
         "evaluation": f"evaluation/{own.directory.name}",
         "records": own.digest,
     }
+
+
+def _neighbours(row: Row, trained: TrainedModel | TrainedSpalm, own: Records) -> int | None:
+    """Returns the number of neighbours that a row uses, that of its mixture if it has one; None if it uses none."""
+    if row.mixture == "knn":
+        return own.facts["knn"]["count"]
+    if row.mixture == "adaptive":
+        return own.facts["neighbours"] or None
+    return attended_at_test(trained, own) if row.gated and isinstance(trained, TrainedSpalm) else None
+
+
+def attended_at_test(trained: TrainedSpalm, records: Records) -> int:
+    """Returns the number of neighbours that a SPALM attended to when its records were made."""
+    chosen = records.settings["neighbours"]
+    return trained.model_settings.spalm.gate.attended if chosen is None else chosen
 
 
 def without_memory(row: Row, network: Records, split: HeldOut) -> np.ndarray | None:
@@ -130,10 +149,11 @@ def write_results(rows: list[ResultRow], directory: Path) -> None:
 
 def print_results(rows: list[ResultRow], title: str, paper: list[PaperRow], *, console: Console) -> None:
     """Prints the table of a run, with the paper's figures beside ours where the recipe has them."""
-    table = Table(title=title, caption="\n".join(_notes(rows)) or None, box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(title=title, caption="\n".join(_notes(rows)) or None, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.pad_edge = False
     table.title_justify = table.caption_justify = "left"
-    table.add_column("model", no_wrap=True)
-    names = ["M", "parameters", "lambda", "dev", "test", "ablated", "p"]
+    table.add_column("model")
+    names = ["M", "size", "k", "lambda", "dev", "test", "ablated", "p"]
     for name in (*names, *(("paper dev", "paper test") if paper else ())):
         table.add_column(name, justify="right")
     by_name = {(each.model, each.memory_length): each for each in paper}
@@ -143,12 +163,18 @@ def print_results(rows: list[ResultRow], title: str, paper: list[PaperRow], *, c
             theirs = by_name.get((row["model"], row["memory_length"]))
             cells += ["", ""] if theirs is None else [str(theirs.dev), str(theirs.test)]
         table.add_row(*cells)
-    console.print(table)
+    # Figures are not broken into two lines, nor cut, where the console is narrower than the table.
+    table.width = Measurement.get(console, console.options.update(max_width=_WIDEST), table).maximum
+    console.print(table, crop=False)
 
 
 def _notes(rows: list[ResultRow]) -> list[str]:
     """Returns the lines below the table."""
-    notes = [f"{rows[0]['unit']}; M: length of the short-term memory"] if rows else []
+    notes = [f"{rows[0]['unit']}; M: length of the short-term memory; size: number of parameters"] if rows else []
+    if any(row["neighbours"] for row in rows):
+        notes.append("k: number of neighbours")
+    if note := key_network_note(rows):
+        notes.append(note)
     if any(row["without_long_term_memory"] for row in rows):
         notes.append("ablated: test, with the long-term memory taken away")
     if any(row["p_against_transformer_xl"] is not None for row in rows):
@@ -156,6 +182,15 @@ def _notes(rows: list[ResultRow]) -> list[str]:
     if any(row["more_texts_in_memory"] for row in rows):
         notes.append("the memory holds texts besides the training text: these are not the static figures of the corpus")
     return notes
+
+
+def key_network_note(rows: list[ResultRow]) -> str | None:
+    """Returns a line about the network that rows with neighbours need besides their own; None if no row has any."""
+    keys = next((row for row in rows if row["model"] == KEY_NETWORK), None)
+    if keys is None or not any(row["neighbours"] for row in rows):
+        return None
+    size, steps = _millions(keys["parameters"]), keys["steps"]
+    return f"rows with neighbours also need the transformer ({size} parameters, {steps:,} steps) that makes the keys"
 
 
 def _cells(row: ResultRow) -> list[str]:
@@ -166,6 +201,7 @@ def _cells(row: ResultRow) -> list[str]:
         row["model"],
         f"{row['memory_length']:,}",
         _millions(row["parameters"]),
+        f"{row['neighbours']:,}" if row["neighbours"] else "",
         "" if row["lambda"] is None else f"{row['lambda']:.2f}",
         f"{row['dev']:.{digits}f}",
         f"{row['test']:.{digits}f}",

@@ -1,5 +1,6 @@
 """The rows of a run's results: which there are, what each is made of, and what it is compared with."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
@@ -9,6 +10,10 @@ Source = Literal["neighbours", "matches"]
 """A source of evidence in the memory: nearest contexts, or exact matches."""
 NETWORKS: tuple[NetworkName, ...] = get_args(NetworkName)
 """The networks that are trained, in order."""
+PlainNetwork = Literal["transformer", "transformer-xl"]
+"""A network without a gate. The others have one, which transformer-xl-restarted does not use."""
+GATED_NETWORKS: tuple[NetworkName, ...] = ("spalm", "spalm-literal")
+"""The networks in which retrieved tokens pass through the paper's gate."""
 KEY_NETWORK: Final = "transformer"
 """The network whose hidden states are the keys of the long-term memory. It has no memory itself."""
 REFERENCE_ROW: Final = "transformer-xl"
@@ -30,11 +35,17 @@ class Row:
     """Sources of the memory that the mixture weighs."""
     compared_with: RowName | None = None
     """Row against which the significance of this one is tested."""
+    overlapping: bool = False
+    """Whether windows overlap by three quarters at least, so that every token has that much left context."""
+    literal: bool = False
+    """Whether the row keeps to the paper's equations and grid as they are written."""
+    control: bool = False
+    """Whether the row is made only with the recipe's `controls`, because a network is trained for it."""
 
     @property
     def gated(self) -> bool:
         """Whether retrieved tokens reach the network's output through the paper's gate."""
-        return self.network == "spalm"
+        return self.network in GATED_NETWORKS
 
     @property
     def uses_matches(self) -> bool:
@@ -51,8 +62,12 @@ ROWS: dict[RowName, Row] = {
     row.name: row
     for row in (
         Row("transformer", "transformer"),
+        Row("transformer-overlap", "transformer", overlapping=True),
         Row("transformer-xl", "transformer-xl"),
+        Row("transformer-xl-restarted", "transformer-xl-restarted", compared_with=REFERENCE_ROW, control=True),
+        Row("knn-lm-literal", "transformer-xl", "knn", compared_with=REFERENCE_ROW, literal=True),
         Row("knn-lm", "transformer-xl", "knn", compared_with=REFERENCE_ROW),
+        Row("spalm-literal", "spalm-literal", compared_with=REFERENCE_ROW, literal=True, control=True),
         Row("spalm", "spalm", compared_with=REFERENCE_ROW),
         Row("spalm+knn", "spalm", "knn", compared_with=REFERENCE_ROW),
         Row("spalm-adaptive", "spalm", "adaptive", compared_with=REFERENCE_ROW),
@@ -61,4 +76,10 @@ ROWS: dict[RowName, Row] = {
         Row("adaptive", "transformer-xl", "adaptive", sources=("neighbours", "matches"), compared_with=REFERENCE_ROW),
     )
 }
-"""All rows, in the order of the table: first the paper's, then those beyond it."""
+"""All rows, in the order of the table: first the paper's, each after its controls, then those beyond it."""
+
+
+def networks_of(rows: Iterable[RowName]) -> list[NetworkName]:
+    """Returns the networks that rows are made of, in the order of training."""
+    used = {ROWS[name].network for name in rows}
+    return [name for name in NETWORKS if name in used]

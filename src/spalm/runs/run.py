@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Literal, TypeVar, overload
+from typing import TypeVar, overload
 
 import yaml
 from rich.console import Console
@@ -25,7 +25,7 @@ from spalm.runs.passage import SplitPassage, print_passage, where_memory_helped
 from spalm.runs.recipe import Recipe
 from spalm.runs.records import Records
 from spalm.runs.results import RESULTS, ResultRow, print_results, result_row, write_results
-from spalm.runs.rows import KEY_NETWORK, REFERENCE_ROW, ROWS, NetworkName, RowName
+from spalm.runs.rows import KEY_NETWORK, REFERENCE_ROW, ROWS, NetworkName, PlainNetwork, RowName
 from spalm.semiparametric import TrainedSpalm, train_spalm
 
 Made = TypeVar("Made")
@@ -58,12 +58,10 @@ class Run:
         """Carries out all stages, in order, and prints the table. Ranks train together; the first does the rest."""
         self.corpus  # noqa: B018
         self.neighbour_settings  # noqa: B018
-        self.network("transformer")
-        self.network("transformer-xl")
-        self.neighbours  # noqa: B018
-        self.network("spalm")
+        for name in self.recipe.networks:
+            self.network(name)
         if self.execution.hardware.ranks.is_first:
-            self._finish([each for name in ROWS for each in self.rows(name)], console)
+            self._finish([each for name in self.recipe.rows for each in self.rows(name)], console)
 
     @cached_property
     def corpus(self) -> Corpus:
@@ -87,7 +85,7 @@ class Run:
         return resolved
 
     @overload
-    def network(self, name: Literal["transformer", "transformer-xl"]) -> TrainedModel: ...
+    def network(self, name: PlainNetwork) -> TrainedModel: ...
     @overload
     def network(self, name: NetworkName) -> TrainedModel | TrainedSpalm: ...
     def network(self, name: NetworkName) -> TrainedModel | TrainedSpalm:
@@ -103,7 +101,7 @@ class Run:
             return train_model(recipe.transformer, self.corpus, where, execution=self.execution)
         if name == "transformer-xl":
             return train_model(recipe.transformer_xl, self.corpus, where, execution=self.execution)
-        settings = recipe.spalm_model
+        settings = recipe.gated_model(name)
         start = self.network("transformer-xl") if settings.first_step else None
         return train_spalm(
             settings, start, self.corpus, table=self.neighbours, directory=where, execution=self.execution
@@ -154,15 +152,16 @@ class Run:
         where = folder / f"{name}-{memory_length}"
         if row.mixture is None:
             table = self.neighbours if row.gated else None
-            return self._evaluate(row.network, Evaluation(recipe.evaluation, memory_length, table), where)
+            return self._evaluate(row.network, Evaluation(recipe.evaluation_of(row), memory_length, table), where)
         if row.mixture == "adaptive" and not row.gated:
             inner = self._mixture_inputs(row.network, memory_length)
             return mix_adaptively(
                 inner, self.corpus, self.neighbours, settings=recipe.adaptive, directory=where, sources=row.sources
             )
+        grid = recipe.knn_grid(row) if row.mixture == "knn" else None  # may refuse, before anything is made
         inner = self.records(row.network, memory_length)
-        if row.mixture == "knn":
-            return mix_knn(inner, self.corpus, self.neighbours, settings=recipe.knn, directory=where)
+        if grid is not None:
+            return mix_knn(inner, self.corpus, self.neighbours, settings=grid, directory=where)
         return mix_adaptively(inner, self.corpus, self.neighbours, settings=recipe.adaptive, directory=where)
 
     def _mixture_inputs(self, network: NetworkName, memory_length: int) -> Records:

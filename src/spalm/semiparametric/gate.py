@@ -6,7 +6,8 @@
 
 The paper's equation makes g_t one number, its figures show one for each dimension: `vector` is a matrix w_g, `scalar`
 a vector. y_k has the scale of the network's input embeddings (times the square root of the width), which is that of
-h_t; the scores of the attention are divided by it again: they are the output layer's logits of these tokens.
+h_t; the scores of the attention are divided by it again: they are the output layer's logits of these tokens (with
+adaptive softmax, those within the head or a tail).
 """
 
 from dataclasses import dataclass
@@ -29,8 +30,8 @@ class GateSettings(Settings):
     """Number of retrieved tokens that are attended to, K; default: neighbours.count. May be changed at test."""
     kind: Literal["vector", "scalar"] = "vector"
     """One gate for each dimension, as in the paper's figures, or one for all, as in its equation."""
-    bias: float = 2.0
-    """Initial bias of the gate: sigmoid(bias) is the share of h_t."""
+    bias: float | None = 2.0
+    """Initial bias of the gate: sigmoid(bias) is the share of h_t. None: no bias, as in the paper's equation."""
     scaled: bool = True
     """Give the vectors of retrieved tokens the scale of the input embeddings instead of that of the shared table."""
     project_query: bool = False
@@ -41,6 +42,11 @@ class GateSettings(Settings):
     """Subtract the distance of a neighbour, times a learned weight, from its attention score."""
     dropout: float = Field(default=0.0, ge=0, lt=1)
     """Share of the retrieved tokens that are dropped in training."""
+
+    @classmethod
+    def of_paper(cls, neighbours: int) -> "GateSettings":
+        """Returns the gate of the paper's equations: one number without a bias, and y_k as it stands in the table."""
+        return cls(neighbours=neighbours, kind="scalar", bias=None, scaled=False)
 
     @property
     def attended(self) -> int:
@@ -67,7 +73,7 @@ class Gate(nn.Module):
     def __init__(self, settings: GateSettings, width: int):
         super().__init__()
         self.settings, self.width = settings, width
-        self.gate = nn.Linear(width, width if settings.kind == "vector" else 1)
+        self.gate = nn.Linear(width, width if settings.kind == "vector" else 1, bias=settings.bias is not None)
         self.query = nn.Linear(width, width, bias=False) if settings.project_query else None
         self.memory = nn.Linear(width, width, bias=False) if settings.project_memory else None
         self.distance_weight = nn.Parameter(torch.zeros(())) if settings.distance_bias else None
@@ -75,7 +81,8 @@ class Gate(nn.Module):
     def initialise(self) -> "Gate":
         """Sets the parameters to their initial values, none of which is random."""
         nn.init.zeros_(self.gate.weight)
-        nn.init.constant_(self.gate.bias, self.settings.bias)
+        if self.settings.bias is not None:
+            nn.init.constant_(self.gate.bias, self.settings.bias)
         for projection in (self.query, self.memory):
             if projection is not None:
                 nn.init.eye_(projection.weight)

@@ -31,6 +31,11 @@ class KnnSettings(Settings):
     temperatures: list[Positive] = []
     """Temperatures, T; if empty, multiples of the first neighbours' mean distance, from a 256th of it to twice it."""
 
+    @classmethod
+    def of_paper(cls, neighbours: int) -> "KnnSettings":
+        """Returns the paper's grid: five weights, one number of neighbours, no temperature."""
+        return cls(lambdas=[0.05, 0.1, 0.2, 0.3, 0.4], counts=[neighbours], temperatures=[1.0])
+
 
 @dataclass(frozen=True)
 class Knn:

@@ -19,7 +19,7 @@ from spalm.console import bar
 from spalm.corpus import token_in_text, visible_token
 from spalm.digests import updating_sums
 from spalm.files import entries_below, own_folder, write_atomically
-from spalm.runs import REFERENCE_ROW, FinishedRun, RowName
+from spalm.runs import REFERENCE_ROW, FinishedRun, RowName, key_network_note
 from spalm.runs.passage import retrieved_tokens
 from spalm.study.analysis import Analysis, AnalysisRequest, format_cell
 from spalm.study.drawing import inline_svg
@@ -118,8 +118,9 @@ def _notes(run: FinishedRun) -> list[str]:
         f"vocabulary of {run.corpus.vocabulary:,}; dev {splits['dev']['tokens']:,}, test {splits['test']['tokens']:,}.",
         f"{network.layers} layers of {network.width}; {training.steps:,} steps of {training.batch_size} x "
         f"{training.segment_length} tokens, seed {training.seed}. Every model made the same number of steps.",
-        "M: length of the short-term memory. Ablated: test with the long-term memory taken away. p: Wilcoxon's test "
-        "against transformer-xl with the same M.",
+        "M: length of the short-term memory. k: number of neighbours. Ablated: test with the long-term memory taken "
+        "away. p: Wilcoxon's test against transformer-xl with the same M.",
+        *([f"{keys[0].upper()}{keys[1:]}."] if (keys := key_network_note(run.results)) else []),
     ]
 
 

@@ -24,7 +24,7 @@ def test_the_page_and_the_api_answer(client, finished):
     assert "default-src 'none'" in page.headers["content-security-policy"]
     assert client.get("/explorer.js").status_code == client.get("/explorer.css").status_code == 200
     about = client.get("/api/about").json()
-    assert [each["name"] for each in about["models"] if each["memory"]][:2] == ["knn-lm", "spalm"]
+    assert [each["name"] for each in about["models"] if each["memory"]][:2] == ["knn-lm-literal", "knn-lm"]
     assert client.get("/api/documents", params={"split": "test", "containing": "TEST-0"}).json() == [
         {"number": 0, "name": finished.corpus.split("test").names[0], "tokens": 750}
     ]

@@ -8,7 +8,7 @@ import torch
 
 from spalm.compute import Hardware
 from spalm.generation.models.model_set import ModelSet, Neighbours, Network, Variant
-from spalm.lm import Reading
+from spalm.lm import Reading, Transformer
 from spalm.memory import Encoder, encoder_of
 from spalm.runs import (
     ROWS,
@@ -23,6 +23,7 @@ from spalm.runs import (
 from spalm.semiparametric import (
     AdaptiveMixture,
     Combiner,
+    Gate,
     GateCombiner,
     Knn,
     KnnCombiner,
@@ -46,7 +47,8 @@ class RunModels(ModelSet):
         self.run, self._hardware = run, hardware
         self.directory, self.title, self.default = run.directory, run.title, run.default_row
         self.corpus, self.memory = run.corpus, run.memory
-        self._networks: dict[NetworkName, Network] = {}
+        self._loaded: dict[NetworkName, tuple[Transformer, Gate | None]] = {}
+        self._networks: dict[RowName, Network] = {}
         self._mixture = lru_cache(_MIXTURES)(self._load_mixture)
 
     @property
@@ -76,22 +78,31 @@ class RunModels(ModelSet):
 
     def variant(self, name: str, split: HeldOut = "test", position: int = 0) -> Variant:
         row = ROWS[name]  # pyright: ignore[reportArgumentType]
-        return Variant(name, self._network(row.network), self._combiner(row, split, position))
+        reading = row.network if row.mixture else row.name
+        return Variant(name, self._network(reading), self._combiner(row, split, position))
 
-    def _network(self, name: NetworkName) -> Network:
+    def _network(self, name: RowName) -> Network:
+        """Returns the network of a row without a mixture, and how it was read for that row."""
         if name not in self._networks:
-            model = self._spalm.base if name == "spalm" else self.run.network(name).load(self.device)
+            model, _ = self._load(ROWS[name].network)
             self._networks[name] = Network(name, model, self._reading(name))
         return self._networks[name]
 
-    @cached_property
-    def _spalm(self) -> Spalm:
-        attended = self.run.records("spalm").settings["neighbours"]
-        return self.run.network("spalm").load(self.device).set_neighbours(attended)
+    def _load(self, name: NetworkName) -> tuple[Transformer, Gate | None]:
+        """Returns a network, and its gate if it has one."""
+        if name not in self._loaded:
+            found = self.run.network(name).load(self.device)
+            if isinstance(found, Spalm):
+                found.set_neighbours(self.run.records(name).settings["neighbours"])
+                self._loaded[name] = found.base, found.gate
+            else:
+                self._loaded[name] = found, None
+        return self._loaded[name]
 
     def _combiner(self, row: Row, split: HeldOut, position: int) -> Combiner:
         """Returns the combiner of a row for a passage that begins at a position of a split."""
-        inner: Combiner = GateCombiner(self._spalm.gate) if row.gated else PlainCombiner()
+        _, gate = self._load(row.network)
+        inner: Combiner = GateCombiner(gate) if gate is not None and row.gated else PlainCombiner()
         if row.mixture == "knn":
             return KnnCombiner(inner, Knn(**self.run.records(row.name).facts["knn"]))
         if row.mixture == "adaptive":
@@ -102,9 +113,9 @@ class RunModels(ModelSet):
     def _load_mixture(self, row: RowName, file: str) -> AdaptiveMixture:
         return load_mixture(self.run.records(row), file).to(self.device)
 
-    def _reading(self, name: NetworkName) -> Reading:
-        """Returns the way of reading with which the records of a network were made."""
-        settings, model = self.run.records(name).settings, self.run.network(name).model_settings
+    def _reading(self, name: RowName) -> Reading:
+        """Returns the way of reading with which the records of a row were made."""
+        settings, model = self.run.records(name).settings, self.run.network(ROWS[name].network).model_settings
         segment, stride = model.training.segment_length, settings["stride"]
         return Reading.of(
             model.network.layers,

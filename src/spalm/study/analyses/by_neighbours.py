@@ -14,7 +14,7 @@ from spalm.artifact import Artifact
 from spalm.compute import Execution
 from spalm.memory import encoder_of
 from spalm.neighbours import NeighbourTable, find_neighbours
-from spalm.runs import KEY_NETWORK, FinishedRun, Records
+from spalm.runs import KEY_NETWORK, FinishedRun, Records, attended_at_test
 from spalm.runs.evaluation import Evaluation, evaluate_model, in_all_units
 from spalm.semiparametric import TrainedSpalm, train_spalm
 from spalm.study.analysis import Analysis, AnalysisRequest, Cell, DataTable
@@ -84,7 +84,7 @@ def existing_variants(run: FinishedRun) -> dict[NeighbourVariant, Records]:
     """Returns the records of the run's own SPALM and of its variants; leaves out those made before the run changed."""
     trained_with = run.network("spalm").model_settings.spalm.gate.attended
     own = run.records("spalm")
-    tested_with = trained_with if own.settings["neighbours"] is None else own.settings["neighbours"]
+    tested_with = attended_at_test(run.network("spalm"), own)
     found = {NeighbourVariant(tested_with, retrained=False): own}
     if tested_with == trained_with:
         found[NeighbourVariant(tested_with, retrained=True)] = own

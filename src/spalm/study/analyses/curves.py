@@ -3,7 +3,6 @@
 from typing import Any
 
 from spalm.artifact import Artifact
-from spalm.runs import NETWORKS
 from spalm.study.analysis import Analysis, AnalysisRequest, Cell, DataTable
 from spalm.study.drawing import COLOURS, Axes
 from spalm.training.run_log import read_run_log
@@ -13,7 +12,7 @@ def training_curves(request: AnalysisRequest) -> Analysis:
     """Shows the losses of the trained networks, from their logs."""
     points: dict[str, dict[str, list[list[float]]]] = {}
     rows: list[list[Cell]] = []
-    for model in NETWORKS:
+    for model in request.run.networks:
         trained = Artifact(request.run.directory / model)
         lines = read_run_log(trained.directory)
         points[model] = {
@@ -24,8 +23,8 @@ def training_curves(request: AnalysisRequest) -> Analysis:
     return Analysis(
         "curves",
         "Training",
-        "Loss in nats per token: training (thin) and dev (dots). SPALM takes over from transformer-xl's parameters "
-        "where its line begins.",
+        "Loss in nats per token: training (thin) and dev (dots). A network whose line begins later takes over "
+        "transformer-xl's parameters there.",
         {"dev": DataTable(["model", "step", "dev loss"], rows)},
         lambda axes: _draw_curves(axes, points),
         data={"points": points},
