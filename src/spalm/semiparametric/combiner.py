@@ -50,11 +50,15 @@ class CombinedPrediction:
 
     def weight_of(self, token: int, retrieved: Retrieved) -> float:
         """Returns the weight that a token has within the memory's share at the first position."""
-        count = min(self.neighbour_weights.shape[1], retrieved.ids.shape[1])
-        weight = self.neighbour_weights[0, :count] @ (retrieved.tokens[0, :count] == token).float()
+        columns = [(self.neighbour_weights, retrieved.tokens)]
         if self.match_weights is not None and retrieved.matched is not None:
-            weight = weight + (self.match_weights[0] * (retrieved.matched.tokens[0] == token)).sum()
-        return float(weight)
+            columns.append((self.match_weights, retrieved.matched.tokens))
+        weight = 0.0
+        for each in columns:  # by numpy: for one position an operation of torch takes longer than all of this
+            weights, tokens = (column[0].numpy(force=True).reshape(-1) for column in each)
+            count = min(len(weights), len(tokens))
+            weight += float(weights[:count][tokens[:count] == token].sum())
+        return weight
 
     def proposals(self, retrieved: Retrieved) -> list[tuple[int, int, float]]:
         """Returns (id, token, weight) of each retrieved entry that has a weight at the first position.

@@ -8,7 +8,7 @@ import numpy as np
 from spalm.compute import half_of_machine_ram
 from spalm.console import say
 from spalm.errors import DamagedError, InputError
-from spalm.memory import Memory
+from spalm.memory import Entries, Memory
 from spalm.memory.exact import ExactView, Excluded
 from spalm.neighbours import Exclusion, IndexKind, IndexSettings, Searcher, make_searcher, open_searcher
 from spalm.semiparametric.matched import Matched
@@ -42,10 +42,13 @@ class Search:
 
         `own` holds the keys' ids if they are entries themselves; `exclusion` then applies.
         """
-        return Retrieved.from_ids(*self.find(keys, own), self.searcher.memory.entries())
+        entries = self.searcher.memory.entries()
+        return Retrieved.from_ids(*self.find(keys, own, entries=entries), entries)
 
-    def find(self, keys: np.ndarray, own: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """Returns (ids, squared distances), nearest first."""
+    def find(
+        self, keys: np.ndarray, own: np.ndarray | None = None, *, entries: Entries | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Returns (ids, squared distances), nearest first, among `entries`, by default the live ones."""
         exclusion = Exclusion() if own is None else self.exclusion
         found = [
             self.searcher.search(
@@ -54,6 +57,7 @@ class Search:
                 own=None if own is None else own[start : start + _QUERIES],
                 exclusion=exclusion,
                 below=self.below,
+                entries=entries,
             )
             for start in range(0, len(keys), _QUERIES)
         ]

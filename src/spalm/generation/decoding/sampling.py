@@ -54,7 +54,7 @@ def random_generator(sampling: Sampling, device: torch.device) -> torch.Generato
 def pick_token(log_probabilities: Float[Tensor, "vocabulary"], sampling: Sampling, generator: torch.Generator) -> int:
     """Returns a token: the likeliest, or one drawn from what temperature, top_k and top_p leave."""
     if sampling.temperature == 0:
-        return int(log_probabilities.argmax())
+        return int(log_probabilities.numpy(force=True).argmax())  # on a CPU several times as fast as torch's
     # Relative to the likeliest token, and by no number that single precision rounds to 0: 0 / 0 is not a number.
     scores = (log_probabilities - log_probabilities.max()) / max(sampling.temperature, _LOWEST_TEMPERATURE)
     order = scores.sort(descending=True)

@@ -38,14 +38,16 @@ class Searcher:
         own: Int[np.ndarray, "n"] | None = None,
         exclusion: Exclusion = ONLY_ITSELF,
         below: int | None = None,
+        entries: Entries | None = None,
     ) -> tuple[Int[np.ndarray, "n count"], Float[np.ndarray, "n count"]]:
         """Returns ids and squared distances, nearest first; MISSING and infinity where there are not enough.
 
         `own` are the ids of queries that are entries: these do not find themselves. With `below`, only entries with
-        lower ids are found, as if nothing had been remembered since.
+        lower ids are found, as if nothing had been remembered since. `entries` are those that are live, if they are
+        known.
         """
         self.searched += len(queries)
-        entries = self.memory.entries().with_keys
+        entries = (self.memory.entries() if entries is None else entries).with_keys
         excluded = QueryExclusion.nothing(len(queries)) if own is None else query_exclusion(entries, own, exclusion)
         last = len(entries) if below is None else entries.first_row(below)
         recent = self._recent(queries, count, entries, excluded=excluded, last=last)
