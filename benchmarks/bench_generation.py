@@ -41,6 +41,7 @@ from spalm.console import print_json, say
 from spalm.corpus import TokenStream
 from spalm.files import write_json
 from spalm.generation import Model
+from spalm.generation.hugging_face.export import export_for_transformers
 from spalm.memory import remember
 from spalm.neighbours import IndexSettings, make_searcher
 from spalm.planning import parse_count
@@ -105,6 +106,8 @@ def memories(work: Path, data: Path, sizes: list[str]) -> dict[str, Path]:
             found[f"{size} entries"] = grown(
                 work / "attached", work / f"grown-{size}", int(parse_count(size, "--also"))
             )
+    for folder in found.values():
+        export_for_transformers(Attached(folder, Hardware()))  # the server's tokeniser is among these files
     return found
 
 
