@@ -172,7 +172,17 @@ class LlamaModel:
 
         `needed` is the number of these positions; None: all. Others cost less: llama.cpp leaves out the output layer.
         """
+        # In the order of their numbers: llama.cpp divides a pass wherever these do not follow one another.
+        order = sorted(range(len(pieces)), key=lambda index: pieces[index][0].number)
         counts = [len(piece) for _, piece in pieces] if needed is None else list(needed)
+        found = self._read_in_order([pieces[index] for index in order], [counts[index] for index in order])
+        by_piece = dict(zip(order, found))
+        return [by_piece[index] for index in range(len(pieces))]
+
+    def _read_in_order(
+        self, pieces: Sequence[tuple[SequenceState, Sequence[int]]], counts: Sequence[int]
+    ) -> list[Outputs]:
+        """Reads further tokens of texts whose numbers rise; returns the outputs of the last `counts` positions."""
         batch = _Batch.of(pieces)
         if int(batch.tokens.min(initial=0)) < 0 or int(batch.tokens.max(initial=0)) >= self.vocabulary:
             highest = int(batch.tokens.max())

@@ -20,12 +20,13 @@ class SequenceNumbers:
         self._free: list[int] = []
 
     def begin(self) -> SequenceState | None:
-        """Returns the state of a new text, with the lowest free number at first; None if all numbers are in use.
+        """Returns the state of a new text, with the lowest free number; None if all numbers are in use.
 
         Whatever the model holds under that number belongs to an earlier text.
         """
         if self._free:
-            number = self._free.pop()
+            number = min(self._free)
+            self._free.remove(number)
         elif self._end is None or self._next < self._end:
             number, self._next = self._next, self._next + 1
         else:
