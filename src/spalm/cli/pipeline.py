@@ -191,7 +191,9 @@ def unpack_(
     directory: Annotated[Path, typer.Argument(parser=given_path, metavar="DIR", help="New folder to make.")],
     model: Annotated[
         Path | None,
-        typer.Option(parser=given_path, help="Folder of the base model, if it lies elsewhere than where it was packed."),
+        typer.Option(
+            parser=given_path, help="Folder of the base model, if it lies elsewhere than where it was packed."
+        ),
     ] = None,
 ) -> None:
     """Make a new folder of what `pack` wrote; every file is checked before the folder gets its name."""

@@ -119,6 +119,11 @@ class PassageIndex:
 
     def _add(self, entries: Entries, documents: np.ndarray) -> None:
         """Adds documents to the index, given by their places among the live ones."""
+        if self._memory.vocabulary > self._tokeniser.size:
+            raise InputError(
+                f"{self._memory.directory} has {self._memory.vocabulary:,} tokens in its vocabulary, its tokeniser has "
+                f"{self._tokeniser.size:,}; restore the corpus beside it from a copy"
+            )
         if self._splitter is None:
             self._splitter = ParagraphSplitter(self._tokeniser)
         live = entries.live_documents
