@@ -19,9 +19,9 @@ from spalm.memory.memory import IDENTITY
 
 CONTENT = "content"
 """Folder of the archive that holds the files."""
-BLOCK = tarfile.BLOCKSIZE
-"""Number of bytes of a header, of which the length of a member is made a multiple."""
-END = bytes(2 * BLOCK)
+HEADER_BYTES = tarfile.BLOCKSIZE
+"""Number of bytes of a header. The length of a member is made a multiple of it."""
+END = bytes(2 * HEADER_BYTES)
 """Bytes with which an archive ends."""
 AT_ONCE = 1 << 20
 """Number of bytes that are copied at a time."""
@@ -59,7 +59,7 @@ def header(name: str, size: int) -> bytes:
 
 def padding(size: int) -> int:
     """Returns the number of zeros that follow a member of this size."""
-    return -size % BLOCK
+    return -size % HEADER_BYTES
 
 
 def read_exactly(file: BinaryIO, size: int) -> bytes | None:

@@ -50,11 +50,12 @@ def pack(directory: Path, file: Path, *, with_model: bool = False) -> PackedArch
 
     `with_model` packs the copy of the base model that lies in the directory too.
     """
+    memory = _memory_in(directory)
     if file.exists() or file.is_symlink():
         raise InputError(f"{file} exists; give another name, or remove it")
     if is_inside(file, directory):
         raise InputError(f"{file} would lie in {directory} itself; give a place outside of it")
-    with _unchanging(_memory_in(directory)):
+    with _unchanging(memory):
         packed = {f"{CONTENT}/{name}": path for name, path in _files(directory, with_model=with_model)}
         for name, path in packed.items():
             if not is_member_name(name):

@@ -28,7 +28,7 @@ from spalm.files import (
 from spalm.lm.pretrained import PretrainedFolder
 from spalm.maintenance.archive import (
     AT_ONCE,
-    BLOCK,
+    HEADER_BYTES,
     CONTENT,
     END,
     MARKS,
@@ -92,7 +92,7 @@ def unpack(file: Path, directory: Path, *, model: Path | None = None) -> Path | 
 def _read_headers(archive: BinaryIO, file: Path) -> list[_Member]:
     """Returns the members of an archive; refuses one that has any that `spalm pack` would not have written."""
     size, members = os.fstat(archive.fileno()).st_size, list[_Member]()
-    while (block := read_exactly(archive, BLOCK)) is not None and any(block):
+    while (block := read_exactly(archive, HEADER_BYTES)) is not None and any(block):
         name, length = _read_header(block, file)
         member = _Member(name, archive.tell(), length)
         if member.begin + length + padding(length) > size:
@@ -105,7 +105,7 @@ def _read_headers(archive: BinaryIO, file: Path) -> list[_Member]:
         archive.seek(member.begin + length)
         if any(read_exactly(archive, padding(length)) or b""):
             raise InputError(f"{file} holds something between its members (after {name!r}); it is not unpacked")
-    if block is None or block + archive.read(BLOCK + 1) != END:
+    if block is None or block + archive.read(HEADER_BYTES + 1) != END:
         raise DamagedError(f"{file} does not end as `spalm pack` ends it; {_AGAIN}")
     if not members or members[0].name != SUMS or sum(member.name in MARKS for member in members) != 1:
         raise InputError(f"{file} is no packed memory; give a file that `spalm pack` wrote")
@@ -118,7 +118,7 @@ def _read_header(block: bytes, file: Path) -> tuple[str, int]:
         found = tarfile.TarInfo.frombuf(block, "ascii", "strict")
     except (tarfile.HeaderError, UnicodeError):
         raise InputError(f"{file} is no file that `spalm pack` wrote, or is damaged; {_AGAIN}") from None
-    if not found.isreg() or found.size < 0 or len(found.name) > BLOCK or block != header(found.name, found.size):
+    if not found.isreg() or found.size < 0 or len(found.name) > HEADER_BYTES or block != header(found.name, found.size):
         raise InputError(f"{file} is not as `spalm pack` writes it (at {found.name[:200]!r}); it is not unpacked")
     return found.name, found.size
 
