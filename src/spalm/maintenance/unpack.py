@@ -28,9 +28,9 @@ from spalm.files import (
 from spalm.lm.pretrained import PretrainedFolder
 from spalm.maintenance.archive import (
     AT_ONCE,
-    HEADER_BYTES,
     CONTENT,
     END,
+    HEADER_BYTES,
     MARKS,
     header,
     is_member_name,
