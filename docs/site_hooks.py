@@ -23,7 +23,7 @@ PACKAGES = {
     "runs": "recipe -> stages, records, results",
     "attachment": "pretrained model and texts -> model with a memory",
     "generation": "model with a memory -> text and citations",
-    "maintenance": "directory -> verified, or without a document",
+    "maintenance": "directory -> verified, without a document, or packed",
     "server": "model with a memory -> HTTP",
     "study": "finished run -> analyses, figures, report",
     "planning": "size of a memory -> its cost",

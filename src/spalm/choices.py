@@ -39,5 +39,7 @@ ANALYSIS_NAMES = (
 """Names of the analyses of a finished run, in the order of the report."""
 LEAST_SPAN = 6
 """Number of tokens of the shortest span that tracing reports by default."""
+MOST_PASSAGES = 8
+"""Highest number of passages that are put into a prompt."""
 LARGEST = 2**31 - 1
 """Highest number that options and fields for counts and places take."""

@@ -69,8 +69,22 @@ def digest_of_json(value: Any) -> str:
 def write_sums(folder: Path, digests: Mapping[str, str]) -> None:
     """Writes the digests of the files of a folder."""
     assert all(map(is_plain_name, digests))
+    write_atomically(folder / SUMS, sums_as_text(digests))
+
+
+def sums_as_text(digests: Mapping[str, str]) -> str:
+    """Returns digests by name as the text of a list of them."""
     lines = "".join(f"{digest}  {name}\n" for name, digest in sorted(digests.items()))
-    write_atomically(folder / SUMS, f"{lines}# sha256 of the lines above: {digest_of_text(lines)}\n")
+    return f"{lines}# sha256 of the lines above: {digest_of_text(lines)}\n"
+
+
+def sums_from_text(text: str) -> dict[str, str] | None:
+    """Returns the digests that a list holds, by name; None if the list is damaged."""
+    last = _LAST.search(text)
+    lines = text[: last.start()] if last else ""
+    found = {name: digest for digest, name in _LINE.findall(lines)}
+    whole = "".join(f"{digest}  {name}\n" for name, digest in found.items()) == lines
+    return found if last is not None and whole and digest_of_text(lines) == last[1] else None
 
 
 def sum_up(folder: Path, names: Iterable[str]) -> None:
@@ -83,12 +97,8 @@ def read_sums(folder: Path) -> dict[str, str] | None:
     path = folder / SUMS
     if not path.exists() and not path.is_symlink():
         return None
-    text = read_text(child(folder, SUMS))
-    last = _LAST.search(text)
-    lines = text[: last.start()] if last else ""
-    found = {name: digest for digest, name in _LINE.findall(lines)}
-    whole = "".join(f"{digest}  {name}\n" for name, digest in found.items()) == lines
-    if last is None or not whole or digest_of_text(lines) != last[1]:
+    found = sums_from_text(read_text(child(folder, SUMS)))
+    if found is None:
         raise DamagedError(f"{path} is damaged, so what it lists cannot be checked; restore it, or make {folder} again")
     return found
 

@@ -15,6 +15,7 @@ ENDLESS = "9" * 5000
 VERBS = (
     *("download", "corpus", "train", "remember", "forget", "compact", "verify", "neighbours", "index", "evaluate"),
     *("run", "study", "vary", "plan", "report", "explore", "show", "attach", "score", "generate", "trace", "serve"),
+    *("pack", "unpack"),
 )
 NUMBERS = {  # whole numbers of each verb: the command up to them, and their options
     "train RECIPE spalm --out OUT": ["--threads"],
@@ -29,7 +30,7 @@ NUMBERS = {  # whole numbers of each verb: the command up to them, and their opt
     "explore NOTHING": ["--port", "--threads"],
     "attach NOTHING NOTHING --out OUT": ["--threads"],
     "score NOTHING NOTHING": ["--threads"],
-    "generate NOTHING x": ["--max-tokens", "--top-k", "--seed", "--threads"],
+    "generate NOTHING x": ["--max-tokens", "--top-k", "--seed", "--passages", "--threads"],
     "trace MEMORY x": ["--least"],
     "serve NOTHING": ["--port", "--threads"],
 }
@@ -147,6 +148,25 @@ verify NOTHING
 verify FILE
 verify FOLDER
 verify EMPTY
+pack NOTHING OUT
+pack FILE OUT
+pack FOLDER OUT
+pack ATTACHED OUT
+pack MEMORY
+pack MEMORY FILE
+pack MEMORY MEMORY/x.tar
+pack MEMORY FOLDER
+pack MEMORY OUT --with-model
+pack MEMORY FILE/below
+unpack NOTHING OUT
+unpack FOLDER OUT
+unpack EMPTY OUT
+unpack BINARY OUT
+unpack FILE OUT
+unpack FILE FOLDER
+unpack LOOP OUT
+unpack FILE OUT --model NOTHING
+unpack /dev/zero OUT
 neighbours RECIPE --out OUT --recall 0
 neighbours RECIPE --out OUT --recall 2
 neighbours RECIPE --out OUT --recall nan
@@ -274,6 +294,7 @@ generate FOLDER x --top-p 0
 generate FOLDER x --top-p -1
 generate FOLDER x --top-p 1.1
 generate FOLDER x --top-p nan
+generate FOLDER x --passages 9
 generate FOLDER x --backend onnx
 generate FOLDER x --precision int4
 generate FOLDER x --max-token 3

@@ -1,6 +1,8 @@
 """A memory that is changed without end until the process is killed, and what must be true of it afterwards."""
 
 import os
+import signal
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +10,7 @@ import numpy as np
 from spalm.memory import Memory, remember, source_of_text
 from support.stub_memory import StubEncoder, stream
 
+unpacking = import_module("spalm.maintenance.unpack")  # the package has a function of this name
 ENCODER = StubEncoder()
 MOST = 12
 """Number of documents from which on some are forgotten."""
@@ -79,3 +82,23 @@ def problems_of(directory: Path, journal: Path) -> list[str]:
 def _settle(journal: Path, held: set[str]) -> None:
     """Begins the journal again with what the memory holds."""
     journal.write_text(f"end add {' '.join(sorted(held))}\n" if held else "")
+
+
+def unpack_and_die(arguments: list[str]) -> None:
+    """Unpacks a file, and is killed when so many files are written, or with -1 just before the folder gets its name."""
+    file, directory, left = Path(arguments[0]), Path(arguments[1]), [int(arguments[2])]
+    extract, sync = unpacking._extract, unpacking.sync_to_disk
+
+    def die_or_extract(*about) -> str:
+        if left[0] == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        left[0] -= 1
+        return extract(*about)
+
+    def die_or_sync(path: Path) -> None:
+        if path.parent == directory.parent and left[0] < 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        sync(path)
+
+    unpacking._extract, unpacking.sync_to_disk = die_or_extract, die_or_sync
+    unpacking.unpack(file, directory)

@@ -22,9 +22,9 @@ from spalm.attachment.search_policy import SearchPolicy
 from spalm.attachment.settings import AttachSettings
 from spalm.compute import Hardware
 from spalm.corpus import Corpus
-from spalm.digests import KNOWN, KnownDigests, refuse_changed
+from spalm.digests import KNOWN, KnownDigests, refuse_changed, updating_sums
 from spalm.errors import DamagedError, InputError
-from spalm.files import child, is_inside, read_json
+from spalm.files import child, is_inside, read_json, write_json
 from spalm.lm.pretrained import Backend, PretrainedFolder
 from spalm.manifest import Count, Digest, Size
 from spalm.memory import Encoder, Memory
@@ -74,6 +74,18 @@ def base_folder(directory: Path, place: str) -> Path:
     if not Path(place).is_absolute() and not is_inside(path, directory):
         raise DamagedError(f"{directory / ATTACHED_FILE} names a model outside of the folder, {place!r}; {_AGAIN}")
     return path
+
+
+def set_base(directory: Path, folder: PretrainedFolder) -> None:
+    """Notes in an attached folder where its base model lies; refuses a model to which it was not attached."""
+    if _read(directory).digest not in folder.digests():
+        raise InputError(
+            f"{folder.path} is not the model that the memory was made with, and keys of another model cannot be "
+            "compared; give the one that it was"
+        )
+    content = read_json(child(directory, ATTACHED_FILE), dict[str, Any], remedy=_AGAIN)
+    with updating_sums(directory, [ATTACHED_FILE]):
+        write_json(directory / ATTACHED_FILE, {**content, "model": str(folder.path.resolve())})
 
 
 def is_attached(directory: Path) -> bool:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from spalm.choices import LARGEST, LEAST_SPAN
+from spalm.choices import LARGEST, LEAST_SPAN, MOST_PASSAGES
 from spalm.cli.application import app
 from spalm.cli.options import (
     PORT,
@@ -125,6 +125,9 @@ def generate(
     stop: Annotated[list[str] | None, typer.Option(help="A text at which the answer ends; may be repeated.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of sampling; default: a new one each time.")] = None,
     cite: Annotated[bool, typer.Option("--cite", help="List what the memory decided, and its sources.")] = False,
+    passages: Annotated[
+        int, typer.Option(help="Number of passages of the memory to put before the text.", min=0, max=MOST_PASSAGES)
+    ] = 0,
     memory: Annotated[bool, typer.Option("--memory/--no-memory", help="Use the memory, or the model alone.")] = True,
     draft: Annotated[
         bool, typer.Option("--draft/--no-draft", help="Guess tokens from the memory where that is faster.")
@@ -153,11 +156,13 @@ def generate(
     opened = load(
         directory, model, execution=Execution(Hardware(device, threads, backend=backend, precision=precision))
     )
-    answer, citations = "", None
-    for chunk in opened.stream(text, memory=memory, cite=cite, draft=draft, **options):
+    answer, citations, used = "", None, None
+    for chunk in opened.stream(text, memory=memory, cite=cite, draft=draft, passages=passages, **options):
         print_text(chunk.text)
-        answer, citations = answer + chunk.text, chunk.citations
+        answer, citations, used = answer + chunk.text, chunk.citations, chunk.passages
     print_text("\n")
+    for passage in used or []:
+        say(f"passage of {passage.document}, token {passage.offset:,}, score {passage.score:.2f}")
     for line in citation_lines(answer, citations or []) if cite else []:
         say(line)
 

@@ -168,6 +168,43 @@ def verify(
     say(verify_directory(directory).summary())
 
 
+@app.command(name="pack")
+def pack_(
+    directory: Annotated[
+        Path, typer.Argument(parser=given_path, metavar="DIR", help="What `spalm attach` made, or a memory.")
+    ],
+    file: Annotated[Path, typer.Argument(parser=given_path, metavar="FILE", help="File to write.")],
+    with_model: Annotated[
+        bool, typer.Option("--with-model", help="Pack the copy of the base model that lies in DIR too.")
+    ] = False,
+) -> None:
+    """Write a memory, or a model with a memory, into one file; the same content gives the same bytes."""
+    from spalm.maintenance import pack
+
+    packed = pack(directory, file, with_model=with_model)
+    say(f"{file}: {packed.files:,} files of {directory}, {packed.size:,} bytes")
+
+
+@app.command(name="unpack")
+def unpack_(
+    file: Annotated[Path, typer.Argument(parser=given_path, metavar="FILE", help="File that `spalm pack` wrote.")],
+    directory: Annotated[Path, typer.Argument(parser=given_path, metavar="DIR", help="New folder to make.")],
+    model: Annotated[
+        Path | None,
+        typer.Option(
+            parser=given_path, help="Folder of the base model, if it lies elsewhere than where it was packed."
+        ),
+    ] = None,
+) -> None:
+    """Make a new folder of what `pack` wrote; every file is checked before the folder gets its name."""
+    from spalm.maintenance import unpack
+
+    missing = unpack(file, directory, model=model)
+    say(f"{directory}: every file is as it was packed")
+    if missing is not None:
+        say(f"its base model is not there, and was at {missing}; unpack with --model FOLDER, or put it there")
+
+
 @app.command()
 def neighbours(
     recipe: RecipeArgument,

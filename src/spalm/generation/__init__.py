@@ -11,6 +11,7 @@ from spalm.generation.documents import DocumentExists, DocumentService, MemoryDo
 from spalm.generation.load import load_model, model_of, open_models
 from spalm.generation.model import Model
 from spalm.generation.models import AttachedModels, ModelSet, RunModels, Variant
+from spalm.generation.passages import RankedPassage
 from spalm.generation.score import Score, TokenScore
 from spalm.generation.trace import Traceable, TracedSpan, open_traceable, print_spans, text_of_file, trace_text
 
@@ -33,6 +34,7 @@ __all__ = [
     "IncrementalDetokeniser",
     "Model",
     "ModelSet",
+    "RankedPassage",
     "RunModels",
     "RunningAnswer",
     "Sampling",

@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
+from spalm.generation.passages.ranking import RankedPassage
+
 FinishReason = Literal["stop", "length"]
 """Why an answer ended: at an end token or a stop text, or because it had as many tokens as it may."""
 
@@ -83,6 +85,8 @@ class Chunk:
     """Why the answer ended; set on the last chunk only."""
     citations: list[Citation] | None = None
     """Citations of the whole answer; set on the last chunk only, if they were asked for."""
+    passages: list[RankedPassage] | None = None
+    """Passages of the memory that are in the prompt, best first; set by `Model.stream`, on the last chunk only."""
     generated: int = 0
     """Number of tokens that the model generated in this step, shown or cut off."""
     choice: int = 0
@@ -98,3 +102,5 @@ class Answer:
     finish_reason: FinishReason
     citations: list[Citation]
     """Parts of the text that the memory decided, with their sources."""
+    passages: list[RankedPassage] = field(default_factory=list)
+    """Passages of the memory that are in the prompt, best first."""

@@ -1,7 +1,7 @@
 """A language model with its memory, ready to use: the object behind the Python API, the server and the CLI."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
@@ -21,6 +21,7 @@ from spalm.generation.decoding.pass_times import PassTimes
 from spalm.generation.decoding.sampling import Sampling, SamplingOptions
 from spalm.generation.documents import DocumentService
 from spalm.generation.models import AttachedModels, ModelSet, Neighbours, Variant, no_neighbours
+from spalm.generation.passages import RankedPassage, fit_passages, text_with_passages
 from spalm.generation.score import Score, read_states, score_of, score_variant, stream_of_text
 from spalm.generation.trace import TracedSpan, trace_text
 from spalm.lm import LanguageModel, Reading
@@ -61,19 +62,21 @@ class Model:
         memory: bool = True,
         cite: bool = True,
         draft: bool = False,
+        passages: int = 0,
         **sampling: Unpack[SamplingOptions],
     ) -> Answer:
         """Continues a prompt.
 
         `memory=False` uses the network alone; `cite=False` looks up no sources; `draft=True` reads ahead what the
-        memory expects, which takes fewer passes of the network and changes no token but for rounding. Further keyword
+        memory expects, which takes fewer passes of the network and changes no token but for rounding. `passages` is the
+        number of passages of the memory that are put before the prompt, fewer if there is no room. Further keyword
         arguments are the fields of `Sampling`: max_tokens, temperature, top_p, top_k, stop, seed.
         """
-        chunks = list(self.stream(prompt, memory=memory, cite=cite, draft=draft, **sampling))
-        reason = chunks[-1].finish_reason
-        assert reason is not None
-        tokens = [token for chunk in chunks for token in chunk.tokens]
-        return Answer("".join(chunk.text for chunk in chunks), tokens, reason, chunks[-1].citations or [])
+        chunks = list(self.stream(prompt, memory=memory, cite=cite, draft=draft, passages=passages, **sampling))
+        last = chunks[-1]
+        assert last.finish_reason is not None
+        text, tokens = "".join(chunk.text for chunk in chunks), [token for chunk in chunks for token in chunk.tokens]
+        return Answer(text, tokens, last.finish_reason, last.citations or [], last.passages or [])
 
     def stream(
         self,
@@ -82,14 +85,36 @@ class Model:
         memory: bool = True,
         cite: bool = True,
         draft: bool = False,
+        passages: int = 0,
         **sampling: Unpack[SamplingOptions],
     ) -> Iterator[Chunk]:
         """Yields in chunks what `generate` returns whole."""
-        options = GenerationOptions(Sampling.parse(sampling, "generate"), cite=cite, draft=draft)
-        request = AnswerRequest(self.tokeniser.prompt(prompt), options, use_memory=memory)
+        chosen = Sampling.parse(sampling, "generate")
+        options = GenerationOptions(chosen, cite=cite, draft=draft)
+        room = None if self.max_length is None else self.max_length - chosen.max_tokens
+        tokens, used = self.prompt_with_passages(prompt, self.passages(prompt, count=passages), room)
+        request = AnswerRequest(tokens, options, use_memory=memory)
         answer = RunningAnswer(request, self.decoder(use_memory=memory))
         while not answer.finished:
-            yield from answer.chunks(advance([answer.generation])[0])
+            for chunk in answer.chunks(advance([answer.generation])[0]):
+                yield chunk if chunk.finish_reason is None else replace(chunk, passages=used)
+
+    def passages(self, text: str, *, count: int = 2) -> list[RankedPassage]:
+        """Returns the paragraphs of the memory that fit a text best, by BM25, the best first.
+
+        The first call divides all documents into paragraphs, which takes a while for a large memory.
+        """
+        return self.models.passages.best(text, count)
+
+    def prompt_with_passages(
+        self, prompt: str, passages: list[RankedPassage], room: int | None
+    ) -> tuple[list[int], list[RankedPassage]]:
+        """Returns the tokens of a prompt with passages before it, as far as they fit, and the passages that do."""
+
+        def render(used: list[RankedPassage]) -> list[int]:
+            return self.tokeniser.prompt(text_with_passages(prompt, used))
+
+        return fit_passages(passages, render, self.tokeniser, room=room)
 
     def score(self, text: str) -> Score:
         """Returns the log-probability of every token of a text, and its perplexity, with and without the memory.

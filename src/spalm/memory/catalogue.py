@@ -85,6 +85,8 @@ class Catalogue:
 
     FILES = (_FILE, f"{_FILE}-journal", _DIGEST, _PENDING)
     """Names of its files."""
+    MARKS = (f"{_FILE}-journal", _PENDING)
+    """Those that are there only while something is changed, or after a crash."""
 
     def __init__(self, directory: Path):
         self.directory = directory
@@ -181,6 +183,12 @@ class Catalogue:
         """Writes the digest of the file as it is now."""
         write_atomically(self.directory / _DIGEST, digest_of_file(self.path) + "\n")
         (self.directory / _PENDING).unlink(missing_ok=True)
+
+    def settle(self) -> None:
+        """Checks the file; after a crash it brings it into the form that it has when nothing is being changed."""
+        self.verify()
+        if (self.directory / _PENDING).exists():
+            self.seal()
 
     def _has_its_length(self) -> bool:
         """Returns whether the file has as many bytes as its header says; one with a hole may take hours to read."""

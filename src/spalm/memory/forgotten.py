@@ -35,11 +35,16 @@ def forgotten_documents(
     return ~np.any(alive, axis=0)
 
 
+def has_unfinished(memory: Memory) -> bool:
+    """Returns whether an interrupted `remember` left a part of its text."""
+    with memory.catalogue.read() as connection:
+        return connection.execute("SELECT 1 FROM batches WHERE NOT finished").fetchone() is not None
+
+
 def drop_unfinished(memory: Memory) -> bool:
     """Drops what an interrupted `remember` has written of its text; returns whether there was any."""
-    with memory.catalogue.read() as connection:
-        if connection.execute("SELECT 1 FROM batches WHERE NOT finished").fetchone() is None:
-            return False
+    if not has_unfinished(memory):
+        return False
     with only_writer(memory.directory):
         with memory.catalogue.change() as connection:
             drop_unfinished_batch(connection)

@@ -18,6 +18,8 @@ S = TypeVar("S")
 T = TypeVar("T")
 _PREPARED_AT_ONCE = 2
 """Number of requests that are tokenised at the same time."""
+_SEARCHED_AT_ONCE = 1
+"""Number of requests for which passages are ranked at the same time. The first may take long; others go on."""
 _STOP_SECONDS = 5.0
 """Seconds that the present step may take when the server ends."""
 
@@ -55,7 +57,7 @@ class RequestQueue:
         """Whether the server is stopping: no request is begun any more."""
         self._seconds = seconds
         self._model = ModelThread(batch)
-        self._preparing = anyio.Semaphore(_PREPARED_AT_ONCE)
+        self._preparing = {False: anyio.Semaphore(_PREPARED_AT_ONCE), True: anyio.Semaphore(_SEARCHED_AT_ONCE)}
 
     def close(self) -> None:
         """Lets the present requests end and begins no other."""
@@ -120,14 +122,15 @@ class Turn:
     Work that is not done by the `deadline` raises RequestTimedOut; answers end with what they have.
     """
 
-    def __init__(self, model: ModelThread, preparing: anyio.Semaphore, deadline: float):
+    def __init__(self, model: ModelThread, preparing: dict[bool, anyio.Semaphore], deadline: float):
+        """`preparing` bounds the work beside the model, by whether it searches the memory."""
         self._model, self._preparing, self._deadline = model, preparing, deadline
         self._begun: list[Call | Answers] = []
 
-    async def prepare(self, work: Callable[[], T]) -> T:
+    async def prepare(self, work: Callable[[], T], *, searches: bool = False) -> T:
         """Runs work that does not need the model, such as tokenising, in a thread beside it."""
         with self._in_time():
-            async with self._preparing:
+            async with self._preparing[searches]:
                 return await to_thread.run_sync(work)
         raise RequestTimedOut
 

@@ -32,7 +32,8 @@ from spalm.runs import RESULTS, FinishedRun
 CONFIG = "config.json"
 _BASE = "model"
 _MODEL_FILES = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model")
-_TOKENISER_FILES = ("tokenizer", "special_tokens", "chat_template", "generation_config", "vocab", "merges")
+TOKENISER_FILES = ("tokenizer", "special_tokens", "chat_template", "generation_config", "vocab", "merges")
+"""Beginnings of the names of a tokeniser's files."""
 _KIND = {"model_type": "spalm", "architectures": ["SpalmForCausalLM"]}
 
 
@@ -49,7 +50,7 @@ def _export_attached(attached: Attached) -> None:
     base, directory = attached.base.folder.path, attached.directory
     config = read_json(base / CONFIG, dict)
     ids = {name: config.get(name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
-    copied = [path for path in base.iterdir() if path.name.startswith(_TOKENISER_FILES) and path.is_file()]
+    copied = [path for path in base.iterdir() if path.name.startswith(TOKENISER_FILES) and path.is_file()]
     with updating_sums(directory, [CONFIG, *(path.name for path in copied)]):
         write_json(directory / CONFIG, {**_KIND, "base": config, **ids})
         for path in copied:

@@ -11,6 +11,8 @@ import torch
 from spalm.attachment import ALWAYS_SEARCH, SearchPolicy
 from spalm.corpus import Corpus, Tokeniser, TokenStream
 from spalm.errors import InputError
+from spalm.generation.passages.bm25 import Bm25Settings
+from spalm.generation.passages.ranking import PassageIndex
 from spalm.lm import LanguageModel, Reading
 from spalm.memory import Encoder, Memory
 from spalm.runs import HeldOut
@@ -64,6 +66,8 @@ class ModelSet(ABC):
     """Decides which positions are searched; None: all."""
     threshold: float = ALWAYS_SEARCH
     """Expected gain above which a position is searched."""
+    bm25 = Bm25Settings()
+    """Settings of the ranking of passages; they are read when the first are asked for."""
 
     @property
     @abstractmethod
@@ -120,6 +124,11 @@ class ModelSet(ABC):
     def add_matches(self, retrieved: Retrieved, contexts: np.ndarray) -> Retrieved:
         """Returns what was retrieved for some positions with the exact matches of their contexts."""
         return replace(retrieved, matched=Matched.of(self.memory.exact.current().find(contexts)))
+
+    @cached_property
+    def passages(self) -> PassageIndex:
+        """The paragraphs of the memory, to be ranked for a question."""
+        return PassageIndex(self.memory, self.tokeniser, self.bm25)
 
     @property
     def tokeniser(self) -> Tokeniser:

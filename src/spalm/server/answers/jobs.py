@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from spalm.corpus import Tokeniser
-from spalm.generation import AnswerRequest, GenerationOptions, Sampling, token_texts
+from spalm.generation import AnswerRequest, GenerationOptions, RankedPassage, Sampling, token_texts
 
 
 @dataclass(frozen=True)
@@ -13,6 +13,8 @@ class TokenisedPrompt:
     tokens: list[int]
     text: str | None = None
     """The text that was tokenised; None: tokens were given. Special tokens that precede a text are not echoed."""
+    passages: list[RankedPassage] | None = None
+    """Passages of the memory that are in it; None: none were asked for."""
 
     @classmethod
     def of(cls, tokeniser: Tokeniser, prompt: str | list[int]) -> "TokenisedPrompt":
@@ -56,6 +58,10 @@ class GenerationJob:
     """Whether answers end with their citations."""
     draft: bool = True
     """Whether the next tokens may be guessed from the memory."""
+
+    def passages_of(self, choice: int) -> list[RankedPassage] | None:
+        """Returns the passages in the prompt of an answer, given by its number; None: none were asked for."""
+        return self.prompts[choice // self.n].passages
 
     @property
     def prompt_tokens(self) -> int:

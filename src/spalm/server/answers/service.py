@@ -43,8 +43,12 @@ class AnswerService:
         form_of: Callable[[GenerationJob], AnswerForm],
         *,
         stream: StreamForm | None,
+        searches: bool = False,
     ) -> Response:
-        """Returns the answer to a request, which `parse` turns into a job; `stream`: in pieces of this form."""
+        """Returns the answer to a request, which `parse` turns into a job; `stream`: in pieces of this form.
+
+        `searches` says that `parse` ranks passages of the memory, which may take long.
+        """
 
         async def chunks(turn: Turn, job: GenerationJob) -> AsyncIterator[Chunk]:
             self._metrics.prompt_tokens += job.prompt_tokens
@@ -53,7 +57,7 @@ class AnswerService:
                 yield chunk
 
         async def events(turn: Turn) -> AsyncIterator[list[dict[str, Any]]]:
-            job = await turn.prepare(parse)
+            job = await turn.prepare(parse, searches=searches)
             form = form_of(job)
             async for chunk in chunks(turn, job):
                 yield form.events(chunk)
@@ -62,6 +66,6 @@ class AnswerService:
         if stream is not None:
             return StreamedResponse(self._queue, events, stream)
         async with self._queue.turn(request.receive) as turn:
-            job = await turn.prepare(parse)
+            job = await turn.prepare(parse, searches=searches)
             form = form_of(job)
             return JSONResponse(form.whole([chunk async for chunk in chunks(turn, job)]))

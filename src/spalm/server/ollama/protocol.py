@@ -8,7 +8,14 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict
 
 from spalm.server.http.fields import Integer, Items, Name, Nothing
-from spalm.server.openai.protocol import ChatMessage, ChatRequest, ClientRequest, CompletionRequest, StopText
+from spalm.server.openai.protocol import (
+    ChatMessage,
+    ChatRequest,
+    ClientRequest,
+    CompletionRequest,
+    PassageCount,
+    StopText,
+)
 
 _TAG = ":latest"
 """Tag that Ollama's clients add to names without one."""
@@ -43,6 +50,8 @@ class OllamaRequest(ClientRequest):
     """Whether the memory is used. This field is not Ollama's."""
     cite: bool = False
     """Whether to list the parts that the memory decided, and their sources. This field is not Ollama's."""
+    passages: PassageCount = 0
+    """Number of passages of the memory that are put into the prompt. This field is not Ollama's."""
 
     def _common(self) -> dict[str, Any]:
         """Returns the fields that requests in OpenAI's form share."""
@@ -50,6 +59,7 @@ class OllamaRequest(ClientRequest):
             "model": without_tag(self.model),
             "memory": self.memory,
             "cite": self.cite,
+            "passages": self.passages,
             **self.options.in_openai_form(),
         }
 

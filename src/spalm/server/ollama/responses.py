@@ -6,7 +6,7 @@ from typing import Any
 
 from spalm.generation import Chunk
 from spalm.server.answers import GenerationJob
-from spalm.server.openai.responses import citation_in_json, joined
+from spalm.server.openai.responses import joined, sources_in_json
 
 _NANOSECONDS = 1_000_000_000
 
@@ -16,6 +16,7 @@ class OllamaResponse:
 
     def __init__(self, model: str, job: GenerationJob):
         self._model, self._prompt_tokens = model, job.prompt_tokens
+        self._passages_of = job.passages_of
         self._begun = time.perf_counter()
         self._read: float | None = None
         self._generated = 0
@@ -43,8 +44,7 @@ class OllamaResponse:
         created = datetime.now(UTC).isoformat().replace("+00:00", "Z")
         done = chunk.finish_reason is not None
         found = {"model": self._model, "created_at": created, **self._text(chunk.text), "done": done}
-        if chunk.citations is not None:
-            found["citations"] = [citation_in_json(each) for each in chunk.citations]
+        found |= sources_in_json(chunk, self._passages_of(chunk.choice))
         return {**found, **self._figures(chunk)} if done else found
 
     def _text(self, text: str) -> dict[str, Any]:

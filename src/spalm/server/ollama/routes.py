@@ -106,7 +106,10 @@ def ollama_routes(model: Model, parser: RequestParser, queue: RequestQueue, *, s
         request: Request, body: OllamaRequest, parse: Callable[[], GenerationJob], *, form: type[OllamaResponse]
     ) -> Response:
         stream = "ndjson" if body.stream else None
-        return await service.respond(request, parse, lambda job: form(body.model, job), stream=stream)
+        searches = body.passages > 0
+        return await service.respond(
+            request, parse, lambda job: form(body.model, job), stream=stream, searches=searches
+        )
 
     return routes
 

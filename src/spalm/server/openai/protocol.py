@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from spalm.choices import LARGEST
+from spalm.choices import LARGEST, MOST_PASSAGES
 from spalm.generation import Sampling
 from spalm.server.http.fields import Integer, Items, Name, NoBiases, NonNegative, Nothing, TokenId
 
@@ -19,6 +19,8 @@ _ALMOST_ZERO = 1e-4
 
 Zero = Annotated[float, Field(ge=0, le=0)]
 StopText = Annotated[str, Field(max_length=1000)]
+PassageCount = Annotated[int, Field(ge=0, le=MOST_PASSAGES)]
+"""Number of passages of the memory that are put into the prompt."""
 Prompt = str | list[int]
 """A text, or token ids."""
 Prompts = str | Items[TokenId] | Items[str] | Items[Items[TokenId]]
@@ -76,6 +78,8 @@ class GenerationRequest(ClientRequest):
     """Whether the memory is used. This field is not OpenAI's."""
     cite: bool = False
     """Whether to list the parts that the memory decided, and their sources. This field is not OpenAI's."""
+    passages: PassageCount = 0
+    """Number of passages of the memory that are put into the prompt. This field is not OpenAI's."""
 
     def sampling(self, max_tokens: int) -> Sampling:
         """Returns how tokens are picked for an answer of at most `max_tokens` tokens."""
@@ -104,6 +108,14 @@ class CompletionRequest(GenerationRequest):
     def _no_best_of(self) -> "CompletionRequest":
         if self.best_of not in (None, self.n):
             raise ValueError("best_of: answers are not compared with one another; leave it out")
+        return self
+
+    @model_validator(mode="after")
+    def _passages_before_texts(self) -> "CompletionRequest":
+        if self.passages and self.echo:
+            raise ValueError("echo: a prompt with passages is not the one that was sent; leave out one of the two")
+        if self.passages and not all(isinstance(prompt, str) for prompt in self.prompts()):
+            raise ValueError("passages: they are put before a text; give the prompt as text, not as tokens")
         return self
 
     def prompts(self) -> list[Prompt]:

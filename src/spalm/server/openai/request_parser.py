@@ -4,14 +4,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from spalm.generation import Model
+from spalm.generation.passages import RankedPassage, fit_passages, message_with_passages
 from spalm.server.answers import GenerationJob, TokenisedPrompt
 from spalm.server.errors import RequestRefused
 from spalm.server.limits import Limits
 from spalm.server.openai.chat_template import ChatTemplate
-from spalm.server.openai.protocol import ChatRequest, CompletionRequest, Prompt
+from spalm.server.openai.protocol import ChatMessage, ChatRequest, CompletionRequest, Prompt
 
 _DEFAULT_TOKENS = 16
 """Highest number of tokens of a completion if the request has no `max_tokens`, as in OpenAI's API."""
+_SHARE_OF_ANSWERS = 4
+"""One in so many tokens of the context is left for an answer beside passages if the request does not say its length."""
 
 
 class RequestParser:
@@ -56,7 +59,13 @@ class RequestParser:
         given = request.prompts()
         self._refuse_too_many(len(given) * request.n)
         checked = [self._checked(prompt, "prompt") for prompt in given]
-        prompts = [TokenisedPrompt.of(self._model.tokeniser, prompt) for prompt in checked]
+        passages, answer = request.passages, request.max_tokens if request.max_tokens is not None else default_tokens
+        prompts = [
+            self._with_passages(prompt, passages, answer)
+            if passages and isinstance(prompt, str)
+            else TokenisedPrompt.of(self._model.tokeniser, prompt)
+            for prompt in checked
+        ]
         room = self._room(max(len(prompt.tokens) for prompt in prompts), request.max_tokens, "prompt")
         count = min(default_tokens or room, room) if request.max_tokens is None else request.max_tokens
         job = GenerationJob(
@@ -78,8 +87,8 @@ class RequestParser:
             raise RequestRefused(400, message, code="no_chat_template")
         self._refuse_too_many(request.n)
         self._refuse_too_long(sum(len(message.text.encode()) for message in request.messages), "messages")
-        prompt = self._chat.prompt(self._model.tokeniser, request.messages)
         count = request.max_completion_tokens or request.max_tokens
+        prompt = self._chat_prompt(self._chat, request, count)
         room = self._room(len(prompt.tokens), count, "messages")
         job = GenerationJob(
             prompts=[prompt],
@@ -90,6 +99,35 @@ class RequestParser:
             cite=request.cite,
         )
         return self._bounded(job, may_shorten=count is None)
+
+    def _with_passages(self, prompt: str, count: int, answer: int | None) -> TokenisedPrompt:
+        """Returns a prompt with passages of the memory before it, as many as there is room for beside an answer."""
+        found = self._model.passages(prompt, count=count)
+        tokens, used = self._model.prompt_with_passages(prompt, found, self._room_for_prompt(answer))
+        return TokenisedPrompt(tokens, passages=used)
+
+    def _chat_prompt(self, chat: ChatTemplate, request: ChatRequest, answer: int | None) -> TokenisedPrompt:
+        """Returns a conversation as a prompt, with the passages that are asked for in the user's last message."""
+        tokeniser, messages = self._model.tokeniser, request.messages
+        if not request.passages:
+            return chat.prompt(tokeniser, messages)
+        asked = max((place for place, message in enumerate(messages) if message.role == "user"), default=None)
+
+        def render(used: list[RankedPassage]) -> list[int]:
+            given = list(messages)
+            if asked is not None:
+                content = message_with_passages(messages[asked].text, used)
+                given[asked] = ChatMessage(role="user", content=content)
+            return chat.prompt(tokeniser, given).tokens
+
+        found = [] if asked is None else self._model.passages(messages[asked].text, count=request.passages)
+        tokens, used = fit_passages(found, render, tokeniser, room=self._room_for_prompt(answer))
+        return TokenisedPrompt(tokens, passages=used)
+
+    def _room_for_prompt(self, answer: int | None) -> int:
+        """Returns how many tokens a prompt with passages may have beside an answer; None: of unknown length."""
+        reserved = min(self.context // _SHARE_OF_ANSWERS, self._limits.max_tokens) if answer is None else answer
+        return self.context - reserved
 
     def _bounded(self, job: GenerationJob, *, may_shorten: bool) -> GenerationJob:
         """Returns a job whose answers have a bounded size, if need be with shorter ones; refuses what is too much."""

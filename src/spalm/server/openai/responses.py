@@ -6,7 +6,7 @@ from collections import defaultdict
 from typing import Any
 
 from spalm.corpus import Tokeniser
-from spalm.generation import Chunk, Citation
+from spalm.generation import Chunk, Citation, RankedPassage
 from spalm.server.answers import GenerationJob
 
 _LEAST = -9999.0
@@ -35,6 +35,7 @@ class CompletionResponse:
     def __init__(self, model: str, tokeniser: Tokeniser, job: GenerationJob, *, include_usage: bool = False):
         """`include_usage`: a stream ends with the numbers of tokens."""
         self._tokeniser, self._scored, self._include_usage = tokeniser, job.likely is not None, include_usage
+        self._passages_of = job.passages_of
         head = {"id": f"{self.prefix}-{uuid.uuid4().hex}", "created": int(time.time()), "model": model}
         self._whole, self._chunk = ({**head, "object": kind} for kind in (self.kind, self.chunk_kind))
         self._prompt_tokens, self._generated = job.prompt_tokens, 0
@@ -74,10 +75,8 @@ class CompletionResponse:
 
     def _common(self, chunk: Chunk) -> dict[str, Any]:
         """Returns the fields that choices of both endpoints have."""
-        fields = {"index": chunk.choice, "finish_reason": chunk.finish_reason}
-        if chunk.citations is None:
-            return fields
-        return {**fields, "citations": [citation_in_json(each) for each in chunk.citations]}
+        fields: dict[str, Any] = {"index": chunk.choice, "finish_reason": chunk.finish_reason}
+        return {**fields, **sources_in_json(chunk, self._passages_of(chunk.choice))}
 
     def _logprobs(self, chunk: Chunk) -> dict[str, Any] | None:
         if not self._scored:
@@ -137,7 +136,20 @@ class ChatResponse(CompletionResponse):
         return {"token": self._tokeniser.spell(id), "logprob": max(log_probability or 0.0, _LEAST), "bytes": whole}
 
 
-def citation_in_json(citation: Citation) -> dict[str, Any]:
+def sources_in_json(chunk: Chunk, passages: list[RankedPassage] | None) -> dict[str, Any]:
+    """Returns the fields that say where an answer comes from, if they are wanted; they come with its last chunk."""
+    fields: dict[str, Any] = {}
+    if chunk.citations is not None:
+        fields["citations"] = [_citation_in_json(each) for each in chunk.citations]
+    if chunk.finish_reason is not None and passages is not None:
+        fields["passages"] = [
+            {"document": each.document, "offset": each.offset, "tokens": each.tokens, "score": each.score}
+            for each in passages
+        ]
+    return fields
+
+
+def _citation_in_json(citation: Citation) -> dict[str, Any]:
     """Returns a citation as clients get it."""
     sources = [{"document": each.document, "offset": each.offset, "weight": each.weight} for each in citation.sources]
     return {"start": citation.start, "end": citation.end, "sources": sources}

@@ -62,6 +62,7 @@ def openai_routes(model: Model, parser: RequestParser, queue: RequestQueue, *, s
         def form_of(job: GenerationJob) -> CompletionResponse:
             return form(model.name, model.tokeniser, job, include_usage=usage)
 
-        return await service.respond(request, parse, form_of, stream="events" if body.stream else None)
+        stream = "events" if body.stream else None
+        return await service.respond(request, parse, form_of, stream=stream, searches=body.passages > 0)
 
     return routes
