@@ -31,7 +31,7 @@ def test_assignments_that_are_none(wrong):
         ("network.cutoffs=[9, 3]", r"must rise"),
         ("network.dropout=.nan", r"network.dropout = nan: .*finite"),
         ("corpus.source.kind=web", r"web"),
-        ("training.steps.more=3", r"no keys inside 1000"),
+        ("training.steps.more=3", r"no keys inside 2500"),
         ("corpus=3", r"corpus = 3"),
     ],
 )
