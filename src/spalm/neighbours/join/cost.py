@@ -63,9 +63,9 @@ class RamBudget:
         each = 4 * scan_width + 32 * kept + 64 * visits + 512
         return max(1000, min(_MOST_QUERIES, int(self._usable / 2 / self.workers / each)))
 
-    def rows(self, width: int) -> int:
+    def rows(self, key_bytes: int) -> int:
         """Returns how many rows are moved to their partitions at a time: more of them make longer writes."""
-        return max(4096, min(1 << 21, self._usable // 8 // (2 * width + 64)))
+        return max(4096, min(1 << 21, self._usable // 8 // (key_bytes + 64)))
 
     def points(self, scan_width: int) -> int:
         """Returns the most sampled keys from which partitions may be learned."""
@@ -86,6 +86,8 @@ class JoinWorkload:
     """Dimensions of a key."""
     table_bytes: int
     """Size of the neighbour table."""
+    key_bytes: int = 2
+    """Bytes of a number of a whole key."""
 
 
 @dataclass(frozen=True)
@@ -102,8 +104,9 @@ class JoinEstimate:
         """Returns the estimate for a number of workers, each on a core like this machine's."""
         slower = 1 - _PRODUCTS + _PRODUCTS * GFLOPS / gflops_of_a_core()
         seconds = core_seconds(load.keys, load.own + load.others, load.width, recall=recall) * slower / workers
-        # Whole keys and half as much for the scan, twice while they are ordered; labels, documents, norms, partitions.
-        return cls(seconds, (load.keys + load.others) * (4 * load.width + 32) + load.table_bytes)
+        # Whole keys, half as many dimensions for the scan, twice while they are ordered; labels, documents, norms, partitions.
+        vectors = (load.keys + load.others) * ((load.key_bytes + 2) * load.width + 32)
+        return cls(seconds, vectors + load.table_bytes)
 
 
 def core_seconds(keys: float, queries: float, width: int, *, recall: float) -> float:
