@@ -159,7 +159,7 @@ def hash_rows(numbers, factors, out):
 
 @_compiled
 def spread_to_copies(found, squared, nearest, starts, members, ids, gaps):
-    """Writes the neighbours of rows, of which found[i] are distinct vectors and squared[i] their distances, nearest first.
+    """Writes the neighbours of rows, by distinct vectors found[i] and their squared distances, nearest first.
 
     Distinct vector v stands for members[starts[v] : starts[v + 1]]. Those of nearest[i] come first, at a distance of 0,
     unless it is MISSING. The lists `ids` and `gaps` end when they are full.

@@ -11,12 +11,16 @@ _RELATIVE_SLACK = 1e-4
 
 @dataclass(frozen=True)
 class Tolerance:
-    """Differences up to which two squared distances count as the same; the defaults are those of half precision."""
+    """Differences up to which two squared distances count as the same; the defaults are for keys of a memory."""
 
     relative: float = _RELATIVE_SLACK
     """Relative difference."""
     absolute: float = 1e-4
     """Absolute difference."""
+
+
+HALF_PRECISION = Tolerance()
+"""Tolerance for keys of a memory."""
 
 
 def recall_at_k(
@@ -29,8 +33,8 @@ def recall_at_k(
     """Returns the share of true neighbours that were found, judged by squared distance; None if there are none.
 
     Both arrays hold squared distances, infinite where there is no neighbour. A neighbour counts as found if it is no
-    further away than the furthest true one, up to rounding (`slack`, absolute, and `relative`): which of several equally
-    near entries is found does not matter.
+    further away than the furthest true one, up to rounding (`slack`, absolute, and `relative`). So it does not matter
+    which of several equally near entries is found.
     """
     exist = np.isfinite(true)
     if not exist.any():

@@ -88,7 +88,15 @@ def test_headers_that_lie_are_refused(tmp_path, count, width, numbers, message):
 
 def test_damaged_files_are_refused(tmp_path):
     whole = write_vectors(tmp_path / "a.npy", VECTORS).read_bytes()
-    for content in (b"", whole[:40], whole[:-1], whole + b"1", b"PK" + whole[2:], whole.replace(b"<f4", b"|O8"), b"\x93NUMPY\x09\x00"):
+    for content in (
+        b"",
+        whole[:40],
+        whole[:-1],
+        whole + b"1",
+        b"PK" + whole[2:],
+        whole.replace(b"<f4", b"|O8"),
+        b"\x93NUMPY\x09\x00",
+    ):
         (tmp_path / "b.npy").write_bytes(content)
         with pytest.raises(InputError, match=r"b\.npy"):
             open_vectors(tmp_path / "b.npy", "v")

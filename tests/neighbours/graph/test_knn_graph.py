@@ -46,12 +46,12 @@ def check(graph, vectors, queries=None, *, metric="l2", least=1.0):
         held = [index for index in found if index >= 0]
         assert len(set(held)) == len(held)
         assert not own or row not in held
-    scale = np.abs(best[np.isfinite(best)]).max()
+    scale = np.abs(matrix).max() + (metric == "cosine")
     stated = np.take_along_axis(matrix, graph.indices.clip(0), 1)
     np.testing.assert_allclose(graph.distances[there], stated[there], rtol=1e-4, atol=1e-5 * scale)
     assert (np.diff(np.where(there, graph.distances, 1e30), axis=1) >= 0).all()
     furthest = np.where(np.isfinite(best), best, -np.inf).max(1, keepdims=True)
-    recall = (stated[there] <= (furthest + 1e-5 * scale + 0 * stated)[there]).mean()
+    recall = (stated[there] <= (furthest + 1e-6 * scale + 0 * stated)[there]).mean() if there.any() else 1.0
     assert recall >= least
     return recall
 
@@ -69,10 +69,11 @@ def test_a_small_set_is_searched_exactly(metric, own, dtype):
     check(graph, vectors, None if own else queries, metric=metric)
 
 
+@pytest.mark.usefixtures("joined")
 @pytest.mark.parametrize("metric", METRICS)
 @pytest.mark.parametrize("own", [True, False])
 @pytest.mark.parametrize(("dtype", "width"), [(np.float32, 13), (np.float16, 13), (np.int8, 13), (np.float32, 96)])
-def test_the_join_finds_what_it_says(joined, metric, own, dtype, width):
+def test_the_join_finds_what_it_says(metric, own, dtype, width):
     vectors = clustered(2003, width, 0) * np.geomspace(3, 0.3, width, dtype=np.float32)
     queries = clustered(907, width, 1) * np.geomspace(3, 0.3, width, dtype=np.float32)
     vectors, queries = vectors.astype(dtype), queries.astype(dtype)
@@ -84,7 +85,8 @@ def test_the_join_finds_what_it_says(joined, metric, own, dtype, width):
     assert graph.judged == min(2048, len(graph.indices))
 
 
-def test_the_recall_on_a_sample_is_that_of_all_rows(joined):
+@pytest.mark.usefixtures("joined")
+def test_the_recall_on_a_sample_is_that_of_all_rows():
     vectors = clustered(6000, 24, 0, centres=6000)
     graph = make(vectors, k=15, recall=0.8)
     found = check(graph, vectors, least=0.79)
@@ -126,9 +128,10 @@ def test_duplicates(joins, metric, copies, request):
         assert (graph.distances[:, : min(copies - 1, 5)] == 0).all()
 
 
+@pytest.mark.usefixtures("joined")
 @pytest.mark.parametrize("metric", METRICS)
 @pytest.mark.parametrize("own", [True, False])
-def test_vectors_with_many_copies_are_searched_once(joined, monkeypatch, tmp_path, metric, own):
+def test_vectors_with_many_copies_are_searched_once(monkeypatch, tmp_path, metric, own):
     monkeypatch.setattr(copies, "MOST_COPIES", 4)
     random = np.random.default_rng(3)
     vectors = clustered(900, 9, 0)
@@ -180,13 +183,15 @@ def test_far_from_the_origin_small_distances_still_count(joins, request):
     check(make(vectors, recall=0.99), vectors, least=0.98)
 
 
-def test_a_few_long_vectors_do_not_blur_the_others(joined):
+@pytest.mark.usefixtures("joined")
+def test_a_few_long_vectors_do_not_blur_the_others():
     vectors = clustered(1500, 40, 1)
     vectors[::500] *= 1e4
     check(make(vectors, recall=0.95), vectors, least=0.94)
 
 
-def test_queries_of_another_type(joined):
+@pytest.mark.usefixtures("joined")
+def test_queries_of_another_type():
     vectors, queries = clustered(700, 9, 0).astype(np.int8), clustered(300, 9, 1)
     check(make(vectors, queries=queries, recall=0.99), vectors, queries, least=0.98)
 
@@ -212,9 +217,10 @@ def test_wrong_options_are_refused(options, message):
     assert "\n" not in str(found.value)
 
 
+@pytest.mark.usefixtures("joined")
 @pytest.mark.parametrize("metric", METRICS)
 @pytest.mark.parametrize("own", [True, False])
-def test_a_folder_holds_the_same_graph(joined, tmp_path, metric, own):
+def test_a_folder_holds_the_same_graph(tmp_path, metric, own):
     vectors, queries = clustered(1500, 9, 0), None if own else clustered(400, 9, 1)
     graph = make(vectors, metric=metric, queries=queries)
     stored = make(vectors, metric=metric, queries=queries, out=tmp_path / "graph")
@@ -246,15 +252,17 @@ def test_a_finished_folder_is_opened_and_another_graph_is_made_anew(tmp_path, ca
         load_knn_graph(tmp_path / "nothing")
 
 
-def test_the_ram_that_is_used_changes_no_byte(joined, tmp_path):
+@pytest.mark.usefixtures("joined")
+def test_the_ram_that_is_used_changes_no_byte(tmp_path):
     path = write_vectors(tmp_path / "a.npy", clustered(3000, 40, 0))
     graphs = [knn_graph(path, 5, ram=ram, execution=EXECUTION) for ram in ("1G", 8 << 30)]
     np.testing.assert_array_equal(graphs[0].indices, graphs[1].indices)
     np.testing.assert_array_equal(graphs[0].distances, graphs[1].distances)
 
 
+@pytest.mark.usefixtures("joined")
 @pytest.mark.parametrize("metric", ["l2", "ip"])
-def test_a_run_that_dies_ends_with_the_same_bytes(joined, tmp_path, monkeypatch, metric):
+def test_a_run_that_dies_ends_with_the_same_bytes(tmp_path, monkeypatch, metric):
     """It dies at every step that reports progress, and is called again and again."""
     from spalm.console import Bar
 
@@ -274,13 +282,14 @@ def test_a_run_that_dies_ends_with_the_same_bytes(joined, tmp_path, monkeypatch,
             raise Killed
 
     monkeypatch.setattr(Bar, "advance", dying)
-    for attempt in range(200):
+    deaths = 0
+    for _ in range(200):
         try:
             make(vectors, metric=metric, out=tmp_path / "killed")
             break
         except Killed:
-            continue
-    assert attempt > 3
+            deaths += 1
+    assert deaths > 3
     for name in ("indices", "distances", "manifest.json"):
         assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
     assert not (tmp_path / "killed" / "work").exists()
@@ -290,13 +299,15 @@ def test_the_command(tmp_path):
     vectors, queries = clustered(500, 9, 0), clustered(40, 9, 1)
     files = [write_vectors(tmp_path / name, each) for name, each in (("v.npy", vectors), ("q.fvecs", queries))]
     out = tmp_path / "graph"
-    found = command("knn", files[0], "--queries", files[1], "--k", 7, "--metric", "cosine", "--out", out, "--threads", 1)
+    found = command(
+        "knn", files[0], "--queries", files[1], "--k", 7, "--metric", "cosine", "--out", out, "--threads", 1
+    )
     assert found.returncode == 0, found.stderr
     assert "about" in found.stderr
     said = json.loads(found.stdout)
     assert (said["rows"], said["k"], said["recall"], said["metric"]) == (40, 7, 1.0, "cosine")
     check(load_knn_graph(out), vectors, queries, metric="cosine")
-    assert "is intact" in (shown := command("verify", out)).stderr or shown.returncode == 0
+    assert command("verify", out).returncode == 0
     (tmp_path / "v.npy").write_bytes((tmp_path / "v.npy").read_bytes()[:-1])
     assert "its header stands for" in refused("knn", files[0], "--out", tmp_path / "other")
     assert not (tmp_path / "other").exists()

@@ -1,4 +1,4 @@
-"""The making of a graph of neighbours: given vectors are read once, searched, and the result is put where it belongs."""
+"""The making of a graph of neighbours: vectors are read once, searched, and the result is put where it belongs."""
 
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -47,7 +47,7 @@ def knn_graph(
         out: Folder for the graph. A killed run is continued there, a finished one is opened. Default: the graph is
             returned in RAM, and what the search needs on disk is in the system's folder for temporary files.
         execution: Threads; default: all cores of this machine.
-        **options: `recall` (0.95), `metric` ("l2", "ip" or "cosine"), `ram` (such as "4G" or bytes; default: half of this
+        **options: `recall` (0.95), `metric` ("l2", "ip" or "cosine"), `ram` ("4G" or bytes; default: half of this
             machine's), `seed`.
     """
     ram = options.pop("ram", None)
@@ -57,7 +57,9 @@ def knn_graph(
     budget = RamBudget.of(size if size is not None else execution.ram, execution.engine)
     given = [open_vectors(vectors, "vectors"), *([] if queries is None else [open_vectors(queries, "queries")])]
     if given[-1].width != given[0].width:
-        raise InputError(f"{given[-1].name}: width {given[-1].width}, and the vectors have {given[0].width}; give the same")
+        raise InputError(
+            f"{given[-1].name}: width {given[-1].width}, and the vectors have {given[0].width}; give the same"
+        )
     few = compares_all(len(given[0]), len(given[-1]))
     hashed = not few and _BYTES_OF_A_HASH * len(given[0]) < budget.ram // 2
     surveys = [survey_vectors(each, settings.metric, hashed=hashed and each is given[0]) for each in given]
@@ -78,7 +80,8 @@ def knn_graph(
 
 def _make_in_folder(search: GraphSearch, surveys: list[Survey], out: Path) -> NeighbourGraph:
     """Returns the graph at `out`: made now, continued, or found there."""
-    parents = dict(zip(("vectors", "queries"), (survey.digest for survey in surveys)))
+    names = ["vectors", "queries"]
+    parents = {name: survey.digest for name, survey in zip(names, surveys)}
 
     def fill(draft: Draft) -> tuple[dict[str, Any], list[str]]:
         shape = search.positions, search.settings.k

@@ -37,7 +37,7 @@ class Copies:
     ) -> tuple[Int[np.ndarray, "n k"], Float[np.ndarray, "n k"]]:
         """Returns the k nearest rows and their squared distances, by the distinct vectors that were found.
 
-        `nearest` are distinct vectors that are nearer than those found, at a distance of 0; MISSING where there is none.
+        `nearest` are distinct vectors that come before those found, at a distance of 0; MISSING where there is none.
         """
         ids, gaps = np.full((len(found), k), MISSING, np.int64), np.full((len(found), k), np.inf, np.float32)
         spread_to_copies(found, squared, nearest, self.starts, self.members, ids, gaps)
@@ -45,7 +45,7 @@ class Copies:
 
 
 def find_copies(given: GivenVectors, hashes: np.ndarray) -> Copies | None:
-    """Returns which vectors are equal, by hashes that are equal for equal vectors; None if no vector has many copies."""
+    """Returns which vectors are equal, by hashes that are equal for equal ones; None if none has many copies."""
     numbers = np.arange(len(given))
     order = np.argsort(hashes, kind="stable")
     begins = np.flatnonzero(np.diff(hashes[order], prepend=~hashes[order[:1]]))

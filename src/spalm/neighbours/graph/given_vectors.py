@@ -157,7 +157,7 @@ def _of_array(array: np.ndarray | torch.Tensor, name: str) -> GivenVectors:
         else:
             array = array.numpy()
     kind = _kind_of(array.dtype, name)
-    _check_shape(array.shape, name)
+    _matrix_shape(array.shape, name)
     return GivenVectors(name, array.view(np.uint16) if kind == _BFLOAT16 else array, kind)
 
 
@@ -172,10 +172,11 @@ def _kind_of(dtype: np.dtype, name: str) -> str:
     return kind
 
 
-def _check_shape(shape: tuple[int, ...], name: str) -> None:
-    """Raises an error unless the shape is that of rows of vectors."""
+def _matrix_shape(shape: tuple[int, ...], name: str) -> tuple[int, int]:
+    """Returns the shape of an array; refuses one that is not that of rows of vectors."""
     if len(shape) != 2:
         raise InputError(f"{name}: an array of shape {shape}; give one of two dimensions, a row for each vector")
+    return shape[0], shape[1]
 
 
 def _file_reader(path: Path) -> Callable[[Path], GivenVectors]:
@@ -196,7 +197,7 @@ def _npy(path: Path) -> GivenVectors:
         except (ValueError, KeyError, TypeError, SyntaxError, EOFError, RecursionError, MemoryError):
             raise DamagedError(f"{path} is not a .npy file of an array of numbers; write it with numpy.save") from None
     kind = _kind_of(dtype, str(path))
-    _check_shape(shape, str(path))
+    shape = _matrix_shape(shape, str(path))
     if min(shape) < 0 or max(shape) >= 1 << 48:
         raise DamagedError(f"{path} is damaged (an array of shape {shape}); write it again")
     mapped = MappedRows(path, "<u2" if kind == _BFLOAT16 else dtype.str, shape, offset, by_columns=by_columns)

@@ -64,7 +64,7 @@ class NeighbourGraph:
         starts = np.searchsorted(row, np.arange(len(indices) + 1))
         return csr_matrix((distance, column, starts), shape=(len(indices), self.vectors))
 
-    def for_umap(self) -> tuple[Int[np.ndarray, "rows k+1"], Float[np.ndarray, "rows k+1"]]:
+    def for_umap(self) -> tuple[Int[np.ndarray, "rows more"], Float[np.ndarray, "rows more"]]:
         """Returns indices and distances for `umap.UMAP(precomputed_knn=...)`: each vector comes first in its own row.
 
         They serve for every `n_neighbors` up to k + 1, since UMAP counts the vector itself.
@@ -117,6 +117,4 @@ def load_knn_graph(out: Path | str) -> NeighbourGraph:
     own = "queries" not in stored.manifest["parents"]
     if own and len(indices) != facts["vectors"]:
         raise DamagedError(f"{stored.directory} is damaged (it has rows for other vectors); make it again")
-    return NeighbourGraph(
-        indices, distances, facts["recall"], facts["judged"], settings.metric, facts["vectors"], own
-    )
+    return NeighbourGraph(indices, distances, facts["recall"], facts["judged"], settings.metric, facts["vectors"], own)

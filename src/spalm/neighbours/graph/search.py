@@ -96,9 +96,7 @@ class GraphSearch:
         count = self.settings.k + (self._own and not excluding)
         if compares_all(len(keys), len(queries)):
             return self._compare_all(keys, queries, count, excluding=excluding)
-        settings = NeighbourSettings(
-            count=count, held_out=count, recall=self.settings.recall, seed=self.settings.seed
-        )
+        settings = NeighbourSettings(count=count, held_out=count, recall=self.settings.recall, seed=self.settings.seed)
         join = BulkJoin(keys, settings, folder, work=work, budget=self.budget, engine=self.execution.engine)
         own = len(queries) if self._same else 0
         join.announce(own, len(queries) - own, more_disk=more_disk)
@@ -119,8 +117,8 @@ class GraphSearch:
         number, workers = len(queries), self.budget.workers
         seconds = 2e-9 * len(keys) * number * keys.width / gflops_of_a_core() / workers
         say(
-            f"neighbours: {number:,} positions among {len(keys):,} keys of width {keys.width}, each compared with each; "
-            f"about {format_seconds(seconds)} on {workers} core(s)"
+            f"neighbours: {number:,} positions among {len(keys):,} keys of width {keys.width}, "
+            f"each compared with each; about {format_seconds(seconds)} on {workers} core(s)"
         )
         # More than are wanted: products in single precision may confuse those that are almost equally near.
         count = max(k, min(len(keys), 2 * k + 32))

@@ -80,10 +80,7 @@ class SearchSpace(SentByFields):
     ) -> Float[np.ndarray, "n k"]:
         """Returns the distances of the metric, by squared distances in this space; infinite ones stay."""
         double = squared.astype(np.float64)
-        if self.metric == "l2":
-            found = np.ldexp(np.sqrt(double), -self.scale)
-        else:
-            found = double / (2 * _LENGTH**2)
+        found = np.ldexp(np.sqrt(double), -self.scale) if self.metric == "l2" else double / (2 * _LENGTH**2)
         if self.metric == "ip":
             products = (1 - np.where(np.isinf(double), 0, found)) * query_lengths[:, None] * self.longest
             found = np.where(np.isinf(double), np.inf, -products)

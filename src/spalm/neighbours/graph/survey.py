@@ -1,4 +1,4 @@
-"""One pass over given vectors before they are searched: refuses what has no distance, measures lengths, takes a digest."""
+"""One pass over vectors before they are searched: refuses what has no distance, measures lengths, takes a digest."""
 
 import hashlib
 from dataclasses import dataclass
@@ -47,7 +47,7 @@ def survey_vectors(given: GivenVectors, metric: MetricName, *, hashed: bool = Fa
             if hashes is not None:
                 hash_rows(numbers.view(np.uint16 if given.is_half else np.uint32), factors, hashes[first:last])
             lengths = lengths_of(numbers)
-            _check(given, metric, lengths, first)
+            _check(given, metric, lengths, first=first)
             longest = max(longest, float(lengths.max()))
             counts += np.bincount(_exponents(lengths[lengths > 0]) + _EXPONENTS // 2, minlength=_EXPONENTS)
             shown.advance(last - first)
@@ -71,7 +71,7 @@ def _exponents(lengths: np.ndarray | np.float64) -> np.ndarray:
     return np.frexp(lengths)[1]
 
 
-def _check(given: GivenVectors, metric: MetricName, lengths: np.ndarray, first: int) -> None:
+def _check(given: GivenVectors, metric: MetricName, lengths: np.ndarray, *, first: int) -> None:
     """Raises an error if a vector has no distance to others."""
     wrong = np.flatnonzero(~np.isfinite(lengths))
     if len(wrong):
@@ -81,4 +81,6 @@ def _check(given: GivenVectors, metric: MetricName, lengths: np.ndarray, first: 
         )
     if metric == "cosine" and not lengths.all():
         row = first + int(np.flatnonzero(lengths == 0)[0])
-        raise InputError(f"{given.name}: row {row:,} is zero and has no direction; leave it out, or take another metric")
+        raise InputError(
+            f"{given.name}: row {row:,} is zero and has no direction; leave it out, or take another metric"
+        )

@@ -27,7 +27,7 @@ from spalm.neighbours.join.layout import partition_on_disk
 from spalm.neighbours.join.tuning import RecallSample, tune_join
 from spalm.neighbours.parallel import ParallelMap, Workers, chunks, thread_map
 from spalm.neighbours.partitions import Partitions, learn_partitions, partition_size
-from spalm.neighbours.recall import Tolerance
+from spalm.neighbours.recall import HALF_PRECISION, Tolerance
 from spalm.neighbours.scratch_files import boot_id, check_disk_space, map_array
 from spalm.neighbours.table import id_dtype
 from spalm.neighbours.vectors import Vectors, key_type
@@ -163,7 +163,7 @@ class BulkJoin:
         *,
         first_id: int | None = None,
         queries: Vectors | None = None,
-        tolerance: Tolerance = Tolerance(),  # noqa: B008
+        tolerance: Tolerance = HALF_PRECISION,
     ) -> SplitNeighbours:
         """Finds the `count` neighbours of `positions` queries: entries from `first_id` on, or the vectors `queries`.
 

@@ -104,7 +104,7 @@ class JoinEstimate:
         """Returns the estimate for a number of workers, each on a core like this machine's."""
         slower = 1 - _PRODUCTS + _PRODUCTS * GFLOPS / gflops_of_a_core()
         seconds = core_seconds(load.keys, load.own + load.others, load.width, recall=recall) * slower / workers
-        # Whole keys, half as many dimensions for the scan, twice while they are ordered; labels, documents, norms, partitions.
+        # Whole keys, half as many dimensions for the scan, twice while they are ordered; labels, documents, norms.
         vectors = (load.keys + load.others) * ((load.key_bytes + 2) * load.width + 32)
         return cls(seconds, vectors + load.table_bytes)
 

@@ -22,7 +22,7 @@ from spalm.neighbours.exclusion import Exclusion
 from spalm.neighbours.join.join import Join, JoinPlan, JoinQueries, JoinTask, NearestEntries
 from spalm.neighbours.join.layout import PartitionedVectors
 from spalm.neighbours.partitions import Partitions
-from spalm.neighbours.recall import Tolerance
+from spalm.neighbours.recall import HALF_PRECISION, Tolerance
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class JoinInputs(SentByFields):
         own = self._open(self.name) if self.separate else self.keys
         return JoinQueries(own, self.first_id, self.count)
 
-    def task(self, neighbours: int, exclusion: Exclusion, tolerance: Tolerance = Tolerance()) -> JoinTask:  # noqa: B008
+    def task(self, neighbours: int, exclusion: Exclusion, tolerance: Tolerance = HALF_PRECISION) -> JoinTask:
         """Returns the task of finding this many neighbours of every query."""
         return JoinTask(self.keys, self.queries, neighbours, exclusion, tolerance)
 

@@ -37,9 +37,7 @@ _TASK = 1 << 14
 class PartitionedVectors:
     """Vectors in the partitioned layout, opened for reading; about `room` bytes of the files are in RAM at a time."""
 
-    def __init__(
-        self, directory: Path, partitions: Partitions, width: int, *, dtype: str = "<f2", room: int = 1 << 30
-    ):
+    def __init__(self, directory: Path, partitions: Partitions, width: int, *, dtype: str = "<f2", room: int = 1 << 30):
         self.partitions = partitions
         self._room, self._touched = room, 0
         self.starts = np.fromfile(directory / "starts", "<i8")

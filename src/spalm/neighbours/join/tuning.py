@@ -51,9 +51,7 @@ class RecallSample:
 
     def recall(self, distances: Float[np.ndarray, "sample neighbours"]) -> float:
         """Returns the recall of neighbours at these squared distances; 1 if there is nothing to find."""
-        found = recall_at_k(
-            distances, self.distances, self.tolerance.absolute, relative=self.tolerance.relative
-        )
+        found = recall_at_k(distances, self.distances, self.tolerance.absolute, relative=self.tolerance.relative)
         return 1.0 if found is None else found
 
 
