@@ -110,7 +110,15 @@ class BulkJoin:
         """
         settings, width = self.settings, self.entries.width
         table = 12 * (own * settings.count + others * settings.held_out)
-        load = JoinWorkload(len(self.entries), own, others, width, table + more_disk, self._key_bytes // width)
+        load = JoinWorkload(
+            keys=len(self.entries),
+            own=own,
+            others=others,
+            width=width,
+            table_bytes=table + more_disk,
+            key_bytes=self._key_bytes // width,
+            neighbours=settings.count,
+        )
         estimate = JoinEstimate.of(load, settings.recall, self.slots)
         machines = f" of {self.engine.machines} machines" if self.engine.machines > 1 else ""
         each = " on each" if machines else ""

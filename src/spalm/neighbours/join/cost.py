@@ -18,6 +18,8 @@ _MICROSECONDS, _MICROSECONDS_PER_DIMENSION = 22.0, 0.018
 """Time of one core for a query and its share of the preparations, at a million keys and a recall of 0.95."""
 _PRODUCTS = 0.5
 """Share of a query's time that gets shorter with faster matrix products."""
+_NEIGHBOURS, _MORE_NEIGHBOURS = 4, 0.25
+"""Number of neighbours with which the constants were measured, and the exponent by which the work grows with more."""
 GROWTH = 0.15
 """Exponent by which the work of a query grows with the number of keys."""
 
@@ -88,6 +90,8 @@ class JoinWorkload:
     """Size of the neighbour table."""
     key_bytes: int = 2
     """Bytes of a number of a whole key."""
+    neighbours: int = 4
+    """Number of neighbours."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +107,8 @@ class JoinEstimate:
     def of(cls, load: JoinWorkload, recall: float, workers: int) -> "JoinEstimate":
         """Returns the estimate for a number of workers, each on a core like this machine's."""
         slower = 1 - _PRODUCTS + _PRODUCTS * GFLOPS / gflops_of_a_core()
-        seconds = core_seconds(load.keys, load.own + load.others, load.width, recall=recall) * slower / workers
+        more = max(1.0, load.neighbours / _NEIGHBOURS) ** _MORE_NEIGHBOURS
+        seconds = core_seconds(load.keys, load.own + load.others, load.width, recall=recall) * slower * more / workers
         # Whole keys, half as many dimensions for the scan, twice while they are ordered; labels, documents, norms.
         vectors = (load.keys + load.others) * ((load.key_bytes + 2) * load.width + 32)
         return cls(seconds, vectors + load.table_bytes)
