@@ -106,13 +106,27 @@ def test_the_example_of_transformers_runs(attached_folder, tmp_path, capsys):
 def test_the_examples_of_the_api_run(attached_folder, finished, tmp_path, capsys):
     """All lines but those that attach a memory and carry out a recipe: these take long, and have tests of their own."""
     folder = shutil.copytree(attached_folder, tmp_path / "attached")
-    with_memory, of_a_run = (
+    with_memory, of_a_run, _ = (
         re.sub(r"^.*spalm\.(attach|run)\(.*$", "", block, flags=re.MULTILINE)
         for block in python_blocks(DOCS / "api.md")
     )
     exec(with_memory.replace("runs/attached", str(folder)), {})
     exec(of_a_run.replace("runs/short", str(finished.directory)), {"run": CompletedRun(finished.directory)})
     assert "transformer-xl" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("page", ["api.md", "knn.md"])
+def test_the_examples_of_a_graph_of_neighbours_run(page, tmp_path, monkeypatch, capsys):
+    pytest.importorskip("sklearn")
+    monkeypatch.chdir(tmp_path)
+    vectors = np.random.default_rng(1).standard_normal((300, 8)).astype(np.float32)
+    np.save("embeddings.npy", vectors)
+    names: dict = {"vectors": vectors}
+    for block in python_blocks(DOCS / page):
+        if "knn_graph" in block:
+            exec(block, names)
+    assert capsys.readouterr().out.startswith("1.0 ")
+    assert (names["labels"] if "labels" in names else names["matrix"]).shape[0] == 300
 
 
 @pytest.fixture(scope="session")

@@ -4,6 +4,7 @@
     model = spalm.load("runs/attached")
     answer = model.generate("The striker", max_tokens=40)
     run = spalm.run("demo", out="runs/demo", set={"training.steps": 500})
+    graph = spalm.knn_graph("embeddings.npy", k=15, metric="cosine")
 
 The names of `__all__` are the public API. They are imported when they are first used, so `import spalm` is quick.
 """
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from spalm.errors import InputError
     from spalm.generation import Answer, Citation, Model, Score, TracedSpan
     from spalm.memory import Memory
+    from spalm.neighbours import NeighbourGraph, knn_graph, load_knn_graph
     from spalm.runs import Recipe
 
 __version__ = "0.1.0"
@@ -33,11 +35,14 @@ __all__ = [
     "InputError",
     "Memory",
     "Model",
+    "NeighbourGraph",
     "Recipe",
     "Score",
     "TracedSpan",
     "attach",
+    "knn_graph",
     "load",
+    "load_knn_graph",
     "register_with_transformers",
     "run",
 ]
@@ -51,11 +56,14 @@ _MODULES = {
     "InputError": "spalm.errors",
     "Memory": "spalm.memory",
     "Model": "spalm.generation",
+    "NeighbourGraph": "spalm.neighbours",
     "Recipe": "spalm.runs",
     "Score": "spalm.generation",
     "TracedSpan": "spalm.generation",
     "attach": "spalm.api",
+    "knn_graph": "spalm.neighbours",
     "load": "spalm.api",
+    "load_knn_graph": "spalm.neighbours",
     "register_with_transformers": "spalm.api",
     "run": "spalm.api",
 }

@@ -12,6 +12,8 @@ PrecisionName = Literal["auto", "float32", "bfloat16"]
 """Name of the precision in which torch runs a pretrained model."""
 IndexKind = Literal["exact", "faiss", "disk", "scann"]
 """Name of a kind of index."""
+MetricName = Literal["l2", "ip", "cosine"]
+"""Name of a metric by which vectors are near each other."""
 NetworkName = Literal["transformer", "transformer-xl", "spalm", "transformer-xl-restarted", "spalm-literal"]
 """Name of a network that a run trains."""
 RowName = Literal[

@@ -15,12 +15,13 @@ ENDLESS = "9" * 5000
 VERBS = (
     *("download", "corpus", "train", "remember", "forget", "compact", "verify", "neighbours", "index", "evaluate"),
     *("run", "study", "vary", "plan", "report", "explore", "show", "attach", "score", "generate", "trace", "serve"),
-    *("pack", "unpack"),
+    *("pack", "unpack", "knn"),
 )
 NUMBERS = {  # whole numbers of each verb: the command up to them, and their options
     "train RECIPE spalm --out OUT": ["--threads"],
     "remember RECIPE --out OUT": ["--threads"],
     "neighbours RECIPE --out OUT": ["--threads"],
+    "knn NOTHING.npy --out OUT": ["--k", "--seed", "--threads"],
     "index MEMORY --out OUT": ["--count", "--seed", "--threads"],
     "evaluate RECIPE spalm --out OUT": ["--threads"],
     "run RECIPE --out OUT": ["--threads"],
@@ -175,6 +176,23 @@ neighbours RECIPE --out OUT --ram -1
 neighbours RECIPE --out OUT --ram 0
 neighbours RECIPE --out OUT --ram ''
 neighbours RECIPE --out OUT neighbours.count=0
+knn
+knn NOTHING.npy
+knn '' --out OUT
+knn NOTHING.npy --out OUT
+knn NOTHING.fbin --out OUT
+knn NOTHING --out OUT
+knn FILE --out OUT
+knn FOLDER --out OUT
+knn EMPTY.yaml --out OUT
+knn NOTHING.npy --out OUT --k 0
+knn NOTHING.npy --out OUT --k 101
+knn NOTHING.npy --out OUT --recall 0
+knn NOTHING.npy --out OUT --recall nan
+knn NOTHING.npy --out OUT --metric l1
+knn NOTHING.npy --out OUT --ram ''
+knn NOTHING.npy --out OUT --ram 1
+knn NOTHING.npy --out OUT --queries NOTHING.npy
 index MEMORY
 index NOTHING --out OUT
 index FOLDER --out OUT

@@ -92,6 +92,23 @@ def distances_to_rows(halves, rows, vectors, out):
 
 
 @_compiled
+def _squared_single_gap(single, vector):
+    """Returns the squared distance of two float32 vectors."""
+    total = np.float32(0)
+    for d in range(len(vector)):
+        total += (single[d] - vector[d]) ** 2
+    return total
+
+
+@_compiled
+def distances_to_single_rows(singles, rows, vectors, out):
+    """Does what `distances_to_rows` does, for rows of float32."""
+    for i in range(rows.shape[0]):
+        for j in range(rows.shape[1]):
+            out[i, j] = np.inf if rows[i, j] == MISSING else _squared_single_gap(singles[rows[i, j]], vectors[i])
+
+
+@_compiled
 def scores_above(products, half_norms, thresholds):
     """Returns (i, j) of every score above the threshold of its query i."""
     queries, size = products.shape
@@ -128,6 +145,37 @@ def borders_within(margins, limits, near, first):
                 query[count], partition[count], margin[count] = first + i, near[j], margins[i, j]
                 count += 1
     return query, partition, margin
+
+
+@_compiled
+def hash_rows(numbers, factors, out):
+    """Writes a hash of each row, which is the same for rows of the same bits: the sum of its bits times `factors`."""
+    for i in range(numbers.shape[0]):
+        total = np.uint64(0)
+        for j in range(numbers.shape[1]):
+            total += np.uint64(numbers[i, j]) * factors[j]
+        out[i] = total
+
+
+@_compiled
+def spread_to_copies(found, squared, nearest, starts, members, ids, gaps):
+    """Writes the neighbours of rows, by distinct vectors found[i] and their squared distances, nearest first.
+
+    Distinct vector v stands for members[starts[v] : starts[v + 1]]. Those of nearest[i] come first, at a distance of 0,
+    unless it is MISSING. The lists `ids` and `gaps` end when they are full.
+    """
+    for i in range(len(ids)):
+        count = 0
+        for j in range(-1, found.shape[1]):
+            vector = nearest[i] if j < 0 else found[i, j]
+            if vector == MISSING or (j >= 0 and vector == nearest[i]):
+                continue
+            for place in range(starts[vector], starts[vector + 1]):
+                if count == ids.shape[1]:
+                    break
+                ids[i, count] = members[place]
+                gaps[i, count] = np.float32(0) if j < 0 else squared[i, j]
+                count += 1
 
 
 @_compiled

@@ -39,6 +39,11 @@ class Vectors(Protocol):
         ...
 
 
+def key_type(vectors: Vectors) -> str:
+    """Returns the type of the keys as numpy writes it: float16 (the keys of a memory) or float32."""
+    return vectors.keys(0, 0).dtype.newbyteorder("<").str
+
+
 def sample_vectors(
     vectors: Vectors, count: int, seed: list[int], *, transform: Callable[[np.ndarray], Tensor] = torch.from_numpy
 ) -> Float[np.ndarray, "about_count width"]:

@@ -27,9 +27,10 @@ from spalm.neighbours.join.layout import partition_on_disk
 from spalm.neighbours.join.tuning import RecallSample, tune_join
 from spalm.neighbours.parallel import ParallelMap, Workers, chunks, thread_map
 from spalm.neighbours.partitions import Partitions, learn_partitions, partition_size
+from spalm.neighbours.recall import HALF_PRECISION, Tolerance
 from spalm.neighbours.scratch_files import boot_id, check_disk_space, map_array
 from spalm.neighbours.table import id_dtype
-from spalm.neighbours.vectors import Vectors
+from spalm.neighbours.vectors import Vectors, key_type
 from spalm.settings import Seed
 
 
@@ -93,18 +94,31 @@ class BulkJoin:
         return max(1, self.engine.total_cores * self.budget.workers // self.engine.cores)
 
     @property
+    def _key_bytes(self) -> int:
+        """Bytes of a whole key."""
+        return self.entries.width * np.dtype(key_type(self.entries)).itemsize
+
+    @property
     def _threads_here(self) -> int:
         """Number of threads for what this process does itself."""
         return min(self.budget.workers, available_cores())
 
-    def announce(self, own: int, others: int = 0) -> None:
+    def announce(self, own: int, others: int = 0, *, more_disk: int = 0) -> None:
         """Prints the expected cost of a join for `own` queries that are entries and `others` that are not.
 
-        Raises an error if the disk is too small for it.
+        Raises an error if the disk is too small for it and `more_disk` bytes.
         """
         settings, width = self.settings, self.entries.width
         table = 12 * (own * settings.count + others * settings.held_out)
-        load = JoinWorkload(keys=len(self.entries), own=own, others=others, width=width, table_bytes=table)
+        load = JoinWorkload(
+            keys=len(self.entries),
+            own=own,
+            others=others,
+            width=width,
+            table_bytes=table + more_disk,
+            key_bytes=self._key_bytes // width,
+            neighbours=settings.count,
+        )
         estimate = JoinEstimate.of(load, settings.recall, self.slots)
         machines = f" of {self.engine.machines} machines" if self.engine.machines > 1 else ""
         each = " on each" if machines else ""
@@ -134,7 +148,7 @@ class BulkJoin:
                 vectors,
                 self.partitions,
                 self.work / name,
-                block=self.budget.rows(vectors.width),
+                block=self.budget.rows(self._key_bytes),
                 workers=Workers(parallel, self.engine, self.budget.workers),
                 progress=shown.advance,
             )
@@ -150,18 +164,36 @@ class BulkJoin:
         return Partitions.load(path)
 
     def find(
-        self, name: str, positions: int, count: int, *, first_id: int | None = None, queries: Vectors | None = None
+        self,
+        name: str,
+        positions: int,
+        count: int,
+        *,
+        first_id: int | None = None,
+        queries: Vectors | None = None,
+        tolerance: Tolerance = HALF_PRECISION,
     ) -> SplitNeighbours:
-        """Finds the `count` neighbours of `positions` queries: entries from `first_id` on, or the vectors `queries`."""
+        """Finds the `count` neighbours of `positions` queries: entries from `first_id` on, or the vectors `queries`.
+
+        Both are given where the entries are other vectors as queries. Then, too, no entry finds itself.
+        """
         last_id = int(self.entries.labels(len(self.entries) - 1, len(self.entries))[0])
         exclusion = Exclusion(window=self.settings.window, document=self.settings.document)
         with thread_map(self._threads_here) as parallel:
             if queries is not None:
                 self._partition_on_disk(queries, name, parallel)
             inputs = JoinInputs(
-                self.work, name, self.partitions, self.entries.width, first_id, positions, self.budget.room
+                self.work,
+                name,
+                self.partitions,
+                self.entries.width,
+                first_id,
+                positions,
+                self.budget.room,
+                separate=queries is not None,
+                dtype=key_type(self.entries),
             )
-            task = inputs.task(count, exclusion)
+            task = inputs.task(count, exclusion, tolerance)
             sample = RecallSample.of(task, self.settings.seed, parallel)
             plan, blocks = self._plan(name, task, sample)
         table = _TableFiles(self.folder, name, positions, count, id_dtype(last_id))

@@ -18,6 +18,8 @@ _MICROSECONDS, _MICROSECONDS_PER_DIMENSION = 22.0, 0.018
 """Time of one core for a query and its share of the preparations, at a million keys and a recall of 0.95."""
 _PRODUCTS = 0.5
 """Share of a query's time that gets shorter with faster matrix products."""
+_NEIGHBOURS, _MORE_NEIGHBOURS = 4, 0.25
+"""Number of neighbours with which the constants were measured, and the exponent by which the work grows with more."""
 GROWTH = 0.15
 """Exponent by which the work of a query grows with the number of keys."""
 
@@ -63,9 +65,9 @@ class RamBudget:
         each = 4 * scan_width + 32 * kept + 64 * visits + 512
         return max(1000, min(_MOST_QUERIES, int(self._usable / 2 / self.workers / each)))
 
-    def rows(self, width: int) -> int:
+    def rows(self, key_bytes: int) -> int:
         """Returns how many rows are moved to their partitions at a time: more of them make longer writes."""
-        return max(4096, min(1 << 21, self._usable // 8 // (2 * width + 64)))
+        return max(4096, min(1 << 21, self._usable // 8 // (key_bytes + 64)))
 
     def points(self, scan_width: int) -> int:
         """Returns the most sampled keys from which partitions may be learned."""
@@ -86,6 +88,10 @@ class JoinWorkload:
     """Dimensions of a key."""
     table_bytes: int
     """Size of the neighbour table."""
+    key_bytes: int = 2
+    """Bytes of a number of a whole key."""
+    neighbours: int = 4
+    """Number of neighbours."""
 
 
 @dataclass(frozen=True)
@@ -101,9 +107,11 @@ class JoinEstimate:
     def of(cls, load: JoinWorkload, recall: float, workers: int) -> "JoinEstimate":
         """Returns the estimate for a number of workers, each on a core like this machine's."""
         slower = 1 - _PRODUCTS + _PRODUCTS * GFLOPS / gflops_of_a_core()
-        seconds = core_seconds(load.keys, load.own + load.others, load.width, recall=recall) * slower / workers
-        # Whole keys and half as much for the scan, twice while they are ordered; labels, documents, norms, partitions.
-        return cls(seconds, (load.keys + load.others) * (4 * load.width + 32) + load.table_bytes)
+        more = max(1.0, load.neighbours / _NEIGHBOURS) ** _MORE_NEIGHBOURS
+        seconds = core_seconds(load.keys, load.own + load.others, load.width, recall=recall) * slower * more / workers
+        # Whole keys, half as many dimensions for the scan, twice while they are ordered; labels, documents, norms.
+        vectors = (load.keys + load.others) * ((load.key_bytes + 2) * load.width + 32)
+        return cls(seconds, vectors + load.table_bytes)
 
 
 def core_seconds(keys: float, queries: float, width: int, *, recall: float) -> float:

@@ -22,6 +22,7 @@ from spalm.neighbours.exclusion import Exclusion
 from spalm.neighbours.join.join import Join, JoinPlan, JoinQueries, JoinTask, NearestEntries
 from spalm.neighbours.join.layout import PartitionedVectors
 from spalm.neighbours.partitions import Partitions
+from spalm.neighbours.recall import HALF_PRECISION, Tolerance
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class JoinInputs(SentByFields):
     work: Path
     """Folder of the files."""
     name: str
-    """Name of the queries. Queries that are entries have no files of their own."""
+    """Name of the queries."""
     partitions: Partitions
     """Partitions by which the files are laid out."""
     width: int
@@ -42,6 +43,10 @@ class JoinInputs(SentByFields):
     """Number of queries."""
     room: int
     """Bytes of mapped files that may be in RAM at a time."""
+    separate: bool
+    """Whether the queries have files of their own."""
+    dtype: str = "<f2"
+    """Type of the numbers of a whole key."""
 
     @cached_property
     def keys(self) -> PartitionedVectors:
@@ -51,17 +56,17 @@ class JoinInputs(SentByFields):
     @cached_property
     def queries(self) -> JoinQueries:
         """The queries, opened."""
-        own = self._open(self.name) if self.first_id is None else self.keys
+        own = self._open(self.name) if self.separate else self.keys
         return JoinQueries(own, self.first_id, self.count)
 
-    def task(self, neighbours: int, exclusion: Exclusion) -> JoinTask:
+    def task(self, neighbours: int, exclusion: Exclusion, tolerance: Tolerance = HALF_PRECISION) -> JoinTask:
         """Returns the task of finding this many neighbours of every query."""
-        return JoinTask(self.keys, self.queries, neighbours, exclusion)
+        return JoinTask(self.keys, self.queries, neighbours, exclusion, tolerance)
 
     def _open(self, name: str) -> PartitionedVectors:
         """Opens the keys, or the queries called `name`."""
-        room = self.room // (2 if self.first_id is None else 1)  # keys and queries share it
-        return PartitionedVectors(self.work / name, self.partitions, self.width, room=room)
+        room = self.room // (2 if self.separate else 1)  # keys and queries share it
+        return PartitionedVectors(self.work / name, self.partitions, self.width, dtype=self.dtype, room=room)
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ from spalm.neighbours.exclusion import Exclusion, QueryExclusion
 from spalm.neighbours.join.layout import PartitionedVectors
 from spalm.neighbours.kernels import borders_within, counting_sort_order
 from spalm.neighbours.parallel import chunks
+from spalm.neighbours.recall import HALF_PRECISION, Tolerance
 from spalm.neighbours.topk import TopK
 
 _COMPARED = 1 << 14
@@ -85,6 +86,8 @@ class JoinTask:
     """Number of neighbours: K."""
     exclusion: Exclusion
     """Rule by which entries are excluded from their own neighbours."""
+    tolerance: Tolerance = HALF_PRECISION
+    """Differences that do not count when recall is judged."""
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """The partitioned layout: vectors on disk in the order of their partitions, so that a partition is one read.
 
-    keys          float16, as they are in the memory
+    keys          float16 or float32, as the vectors are given
     scan          float16, in the scan space of the partitions; only where that has fewer dimensions
     labels        int64: the entry's id, or the query's position
     documents     int64: the document of the entry or query
@@ -24,11 +24,11 @@ from torch import Tensor
 from spalm.compute import ProgressCallback
 from spalm.files import read_json, write_json
 from spalm.neighbours.join.assignment import AssignmentJob
-from spalm.neighbours.kernels import distances_to_rows
+from spalm.neighbours.kernels import distances_to_rows, distances_to_single_rows
 from spalm.neighbours.parallel import ParallelMap, Workers, chunks
 from spalm.neighbours.partitions import Partitions
 from spalm.neighbours.scratch_files import allocate, boot_id, map_array, release
-from spalm.neighbours.vectors import Vectors
+from spalm.neighbours.vectors import Vectors, key_type
 
 _TASK = 1 << 14
 """Rows that one thread moves at a time."""
@@ -37,15 +37,16 @@ _TASK = 1 << 14
 class PartitionedVectors:
     """Vectors in the partitioned layout, opened for reading; about `room` bytes of the files are in RAM at a time."""
 
-    def __init__(self, directory: Path, partitions: Partitions, width: int, *, room: int = 1 << 30):
+    def __init__(self, directory: Path, partitions: Partitions, width: int, *, dtype: str = "<f2", room: int = 1 << 30):
         self.partitions = partitions
         self._room, self._touched = room, 0
         self.starts = np.fromfile(directory / "starts", "<i8")
         count = int(self.starts[-1])
         self.width = width
         reduced = partitions.space.reduced
+        self._key_bytes = width * np.dtype(dtype).itemsize
         self._mapped = {
-            "keys": map_array(directory / "keys", "<f2", (count, width)),
+            "keys": map_array(directory / "keys", dtype, (count, width)),
             "labels": map_array(directory / "labels", "<i8", (count,)),
             "documents": map_array(directory / "documents", "<i8", (count,)),
             "half_norms": map_array(directory / "half_norms", "<f4", (count,)),
@@ -60,21 +61,24 @@ class PartitionedVectors:
 
     def keys(self, start: int, stop: int) -> Float[np.ndarray, "rows width"]:
         """Returns the whole keys of consecutive rows."""
-        self._touch(stop - start, 2 * self.width)
+        self._touch(stop - start, self._key_bytes)
         return self.whole[start:stop]
 
     def take(self, rows: Int[np.ndarray, "*n"]) -> Float[np.ndarray, "*n width"]:
         """Returns the whole keys of any rows."""
-        self._touch(np.size(rows), 2 * self.width)
+        self._touch(np.size(rows), self._key_bytes)
         return self.whole[rows]
 
     def squared_distances(
         self, vectors: Float[np.ndarray, "n width"], rows: Int[np.ndarray, "n count"]
     ) -> Float[np.ndarray, "n count"]:
         """Returns squared distances of vectors to the whole keys of their rows; infinite where a row is MISSING."""
-        self._touch(np.size(rows), 2 * self.width)
+        self._touch(np.size(rows), self._key_bytes)
         found = np.empty(rows.shape, np.float32)
-        distances_to_rows(self.whole.view(np.uint16), rows, vectors, found)
+        if self.whole.dtype == np.float32:
+            distances_to_single_rows(self.whole, rows, vectors, found)
+        else:
+            distances_to_rows(self.whole.view(np.uint16), rows, vectors, found)
         return found
 
     def labels(self, start: int, stop: int) -> Int[np.ndarray, "rows"]:
@@ -92,8 +96,9 @@ class PartitionedVectors:
     def scan(self, rows: slice | np.ndarray) -> Float[Tensor, "rows width"]:
         """Returns rows in the scan space, in single precision."""
         count = rows.stop - rows.start if isinstance(rows, slice) else len(rows)
-        self._touch(count, 2 * self.partitions.space.width)
-        if not self.partitions.space.reduced:
+        reduced = self.partitions.space.reduced
+        self._touch(count, 2 * self.partitions.space.width if reduced else self._key_bytes)
+        if not reduced:
             return self.partitions.space.project(self.whole[rows])
         return torch.from_numpy(self._scan[rows]).float()
 
@@ -132,7 +137,7 @@ def partition_on_disk(
     else:
         progress(len(vectors))
     shutil.rmtree(folder, ignore_errors=True)
-    return PartitionedVectors(directory, partitions, vectors.width)
+    return PartitionedVectors(directory, partitions, vectors.width, dtype=key_type(vectors))
 
 
 class _MoveState:

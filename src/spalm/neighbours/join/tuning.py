@@ -11,14 +11,12 @@ from spalm.neighbours.join.ground_truth import exact_neighbours
 from spalm.neighbours.join.join import FIRST_REACH, Join, JoinPlan, JoinQueries, JoinTask
 from spalm.neighbours.parallel import ParallelMap
 from spalm.neighbours.partitions import NEAR
-from spalm.neighbours.recall import recall_at_k
+from spalm.neighbours.recall import Tolerance, recall_at_k
 
 SAMPLE = 2048
 """Number of queries in the sample: with K = 4 a recall of 0.95 is known to about a third of a percent."""
 _KEPT = (1, 1.5, 2, 3, 4, 6, 8, 12, 16)
 """Candidates compared by whole keys, in multiples of K, where the scan has fewer dimensions."""
-_SLACK = 1e-4
-"""Difference up to which two squared distances count as the same."""
 _NEAR = (32, 64, 128, NEAR)
 """Numbers of near partitions that are tried."""
 _FURTHER = 1.1
@@ -39,6 +37,8 @@ class RecallSample:
     """Squared distances of the true neighbours."""
     scan_ranks: Int[np.ndarray, "sample neighbours"]
     """Number of keys that are nearer than the true neighbour in the scan space."""
+    tolerance: Tolerance
+    """Differences of squared distances that do not count."""
 
     @classmethod
     def of(cls, task: JoinTask, seed: int, parallel: ParallelMap) -> "RecallSample":
@@ -46,11 +46,12 @@ class RecallSample:
         rows = _draw(task.queries, np.random.default_rng(seed))
         # The K nearest are no further away than any other K entries.
         join = Join(task, JoinPlan(task.neighbours, task.neighbours, NEAR, FIRST_REACH))
-        return cls(rows, *exact_neighbours(join, rows, join.neighbours_of(rows).distances[:, -1], parallel=parallel))
+        within = join.neighbours_of(rows).distances[:, -1]
+        return cls(rows, *exact_neighbours(join, rows, within, parallel=parallel), task.tolerance)
 
     def recall(self, distances: Float[np.ndarray, "sample neighbours"]) -> float:
         """Returns the recall of neighbours at these squared distances; 1 if there is nothing to find."""
-        found = recall_at_k(distances, self.distances, _SLACK)
+        found = recall_at_k(distances, self.distances, self.tolerance.absolute, relative=self.tolerance.relative)
         return 1.0 if found is None else found
 
 
