@@ -1,7 +1,7 @@
 """Our tokenisers as tokenizer.json: the same ids, and the same text from them."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
@@ -30,7 +30,8 @@ def both(request):
 @settings(deadline=None, max_examples=200)
 @given(text=st.one_of(st.lists(ALPHABET).map("".join), st.text(st.characters(codec="utf-8"))))
 def test_ids_and_text_are_ours(both, text):
-    ours, theirs, _ = both
+    ours, theirs, symbol = both
+    assume(symbol not in text)  # it is read as the symbol, not as text
     ids = ours.encode([text.encode()])[0].tolist()
     assert theirs.encode(text, add_special_tokens=False).ids == ids
     assert theirs.decode(ids, skip_special_tokens=False) == ours.decode(ids)

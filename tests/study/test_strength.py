@@ -149,7 +149,7 @@ def test_gains_are_those_computed_by_hand(whole, split):
     assert axes.get_xscale() == "log"
     assert axes.xaxis_inverted()
     lines = {str(line.get_label()): line.get_xydata().tolist() for line in axes.get_lines()}
-    with_memory = ("knn-lm", "spalm", "spalm+knn", "spalm-adaptive", "nearest", "exact", "adaptive")
+    with_memory = ("knn-lm-literal", "knn-lm", "spalm", "spalm+knn", "spalm-adaptive", "nearest", "exact", "adaptive")
     assert {name for name in lines if not name.startswith("_")} == {*with_memory}
     for name in with_memory:
         points = sorted([row[1], row[4]] for row in expected if row[2] == name)
