@@ -35,7 +35,7 @@ class AttachSettings(Settings):
     library: list[str] = []
     """Files and folders of more text for exact matches, of which nothing is held out. See `keys` for its keys."""
     neighbours: int = Field(default=256, gt=0)
-    """Number of neighbours that are searched for. More lower the perplexity a little, and slow generation down a little."""
+    """Number of neighbours that are searched for. More lower the perplexity a little and make generation slower."""
     positions: int = Field(default=24_000, gt=0)
     """Number of training positions that the mixture learns from."""
     held_out: int = Field(default=20_000, gt=0)
