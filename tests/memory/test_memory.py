@@ -15,7 +15,7 @@ import pytest
 from spalm import artifact
 from spalm.compute import Execution
 from spalm.errors import InputError
-from spalm.memory import Memory, remember, shards, source_of_text
+from spalm.memory import MISSING, Memory, remember, shards, source_of_text
 from spalm.memory.catalogue import Catalogue
 from support.commands import forks
 from support.stub_memory import WIDTH, StubEncoder, new_memory, random_texts, stream
@@ -414,6 +414,27 @@ def test_what_an_earlier_version_mapped_is_let_go_at_once(tmp_path, texts):
         gc.enable()
 
 
+def test_nearest_of_proposed_entries(tmp_path):
+    """Duplicates, forgotten entries, ids that never were and entries at the same distance are among those proposed."""
+    memory = new_memory(tmp_path / "memory", ENCODER)
+    add(memory, {"one": [1, 2, 3, 4], "gone": [5, 6], "two": [1, 2, 3, 4]})  # equal texts have equal keys
+    memory.forget(["gone"])
+    entries = memory.entries()
+    alive = entries.ids(np.arange(len(entries)))
+    random = np.random.default_rng(4)
+    queries = random.standard_normal((20, WIDTH)).astype(np.float32)
+    proposed = random.choice(np.concatenate([alive, np.arange(-2, 14)]), (20, 12))
+    for count in (1, 3, 12, 15):
+        ids, distances = entries.nearest(queries, proposed, count)
+        for query, candidates, found, gaps in zip(queries, proposed, ids, distances):
+            held = np.intersect1d(candidates, alive)
+            right = ((entries.take(entries.rows(held)).astype(np.float32) - query) ** 2).sum(1)
+            order = np.lexsort((held, right.round(4)))[:count]
+            assert found.tolist() == [*held[order], *[MISSING] * (count - len(order))]
+            assert np.allclose(gaps[: len(order)], right[order], rtol=1e-4)
+            assert np.isinf(gaps[len(order) :]).all()
+
+
 def open_files() -> int:
     return sum(1 for _ in Path("/proc/self/fd").iterdir())
 
@@ -426,7 +447,7 @@ def test_the_files_of_a_memory_do_not_stay_open(tmp_path):
     entries = memory.entries()
     before = open_files()
     rows = np.arange(len(entries))
-    entries.squared_distances(np.zeros((1, WIDTH), np.float32), rows[None])
+    entries.nearest(np.zeros((1, WIDTH), np.float32), entries.ids(rows)[None], 3)
     assert entries.take_tokens(rows).tolist() == [number for number in range(40) for _ in range(5)]
     entries.prefetch(rows)
     assert open_files() < before + 10

@@ -2,13 +2,15 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
 from spalm.memory import MISSING
 from spalm.semiparametric import AdaptiveSettings, Matched, Retrieved
-from spalm.semiparametric.examples import BaseOutputs
+from spalm.semiparametric.examples import LEAST_LOG_P, BaseOutputs
 from spalm.semiparametric.matched import LEVELS
+from spalm.semiparametric.mixture import kernels
 from spalm.semiparametric.mixture.adaptive import AdaptiveMixture
 from spalm.semiparametric.mixture.few_positions import CompiledMixture
 
@@ -55,10 +57,34 @@ def test_few_positions_have_the_mixture_of_many(neighbours, levels):
         base = BaseOutputs.of(hidden, log_base, retrieved)
         weights = mixture(base, retrieved)
         expected = mixture.log_probabilities(log_base, retrieved, weights)
-        found, others = CompiledMixture(mixture)(base, log_base, retrieved)
+        shares = weights.log_shares_of_memory.exp()
+        with torch.no_grad():
+            logits = log_base + 30 * torch.randn(6, 1)
+            found, base_share, of_neighbours, of_matches = CompiledMixture(mixture)(hidden, logits, retrieved)
         torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
-        torch.testing.assert_close(others.log_sources, weights.log_sources, atol=2e-5, rtol=2e-5)
-        torch.testing.assert_close(others.neighbours, weights.neighbours, atol=2e-5, rtol=2e-5)
-        if levels:
-            torch.testing.assert_close(others.matches, weights.matches, atol=2e-5, rtol=2e-5)
+        torch.testing.assert_close(base_share, weights.base_share, atol=2e-5, rtol=2e-5)
+        in_memory = shares[:, :1] * weights.neighbours * retrieved.present
+        torch.testing.assert_close(of_neighbours, in_memory, atol=2e-5, rtol=2e-5)
+        if weights.matches is not None:
+            torch.testing.assert_close(of_matches, shares[:, 1:, None] * weights.matches, atol=2e-5, rtol=2e-5)
         assert torch.allclose(found.exp().sum(-1), torch.ones(6), atol=1e-5)
+
+
+def test_few_positions_have_the_outputs_of_the_base_over_a_large_vocabulary():
+    scores = torch.cat([5 * torch.randn(3, 50_000), torch.full((1, 50_000), -2.0), torch.zeros(1, 50_000)])
+    scores[3, 17], scores[4, 5] = 200.0, -torch.inf
+    tokens, matched = torch.randint(0, 50_000, (5, 9)), torch.randint(0, 50_000, (5, 2, 3))
+    log_base = scores.log_softmax(-1)
+    expected = BaseOutputs.of(
+        torch.zeros(5, 1), log_base.nan_to_num(neginf=-1e9), Retrieved(tokens, tokens * 0.0, tokens)
+    )
+    found = np.empty(scores.shape, np.float32)
+    numbers = np.empty(5, np.float32), np.empty(5, np.float32)
+    of_tokens = np.empty(tokens.shape, np.float32), np.empty(matched.shape, np.float32)
+    kernels.base_outputs(scores.numpy(), tokens.numpy(), matched.numpy(), LEAST_LOG_P, found, (*numbers, *of_tokens))
+    torch.testing.assert_close(torch.from_numpy(found), log_base, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(torch.from_numpy(numbers[0]), expected.entropy, atol=1e-4, rtol=1e-5)
+    torch.testing.assert_close(torch.from_numpy(numbers[1]), expected.highest, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(torch.from_numpy(of_tokens[0]), expected.of_retrieved, atol=1e-5, rtol=1e-5)
+    found_of_matched = log_base.gather(-1, matched.flatten(1)).clamp_min(LEAST_LOG_P).view(matched.shape)
+    torch.testing.assert_close(torch.from_numpy(of_tokens[1]), found_of_matched, atol=1e-5, rtol=1e-5)

@@ -86,6 +86,7 @@ class Entries:
         self.width = shards.width
         """Number of dimensions of a key."""
         self._first_ids, self._counts = (np.ascontiguousarray(runs[:, column]) for column in (0, 1))
+        self._after = runs[:, 0] + runs[:, 1]  # the id after each run
         self._ends = np.cumsum(runs[:, 1])
         self._starts = self._ends - runs[:, 1]
         self._addresses: dict[Column, _MappedRuns] = {}
@@ -128,14 +129,14 @@ class Entries:
 
     def first_row(self, id: int) -> int:
         """Returns the row of the first entry with this id or a higher one."""
-        run = int(np.searchsorted(self.runs[:, 0] + self.runs[:, 1], id, side="right"))
+        run = int(np.searchsorted(self._after, id, side="right"))
         if run == len(self.runs):
             return len(self)
         return int(self._starts[run]) + max(0, id - int(self.runs[run, 0]))
 
     def gaps(self, upto: int) -> Int[np.ndarray, "ids"]:
         """Returns the ids below `upto` that are not alive."""
-        ends = np.concatenate([[0], self.runs[:, 0] + self.runs[:, 1]])
+        ends = np.concatenate([[0], self._after])
         begins = np.concatenate([self.runs[:, 0], [upto]])
         ranges = [np.arange(end, min(begin, upto)) for end, begin in zip(ends, begins) if begin > end]
         return np.concatenate([np.zeros(0, np.int64), *ranges])
@@ -173,13 +174,20 @@ class Entries:
         kernels.take_tokens(*self._mapped("tokens"), np.ascontiguousarray(rows, np.int64).reshape(-1), found)
         return self._shards.known_tokens(found.reshape(np.shape(rows)))
 
-    def squared_distances(
-        self, queries: Float[np.ndarray, "n width"], rows: Int[np.ndarray, "n some"]
-    ) -> Float[np.ndarray, "n some"]:
-        """Returns the squared distance of each query to the keys of its rows; infinity for rows below 0."""
-        found = np.full(rows.shape, np.inf, np.float32)
-        kernels.squared_distances(*self._mapped("keys"), rows, np.ascontiguousarray(queries, np.float32), found)
-        return found
+    def nearest(
+        self, queries: Float[np.ndarray, "n width"], proposed: Int[np.ndarray, "n some"], count: int
+    ) -> tuple[Int[np.ndarray, "n count"], Float[np.ndarray, "n count"]]:
+        """Returns ids and squared distances of the `count` nearest entries among those proposed to each query.
+
+        Each comes once, the nearest first, and at the same distance that with the lower id. Where not enough of them
+        are alive, the rest is MISSING, at infinity.
+        """
+        ids = np.full((len(proposed), count), MISSING, np.int64)
+        distances = np.full(ids.shape, np.inf, np.float32)
+        proposed, queries = np.ascontiguousarray(proposed, np.int64), np.ascontiguousarray(queries, np.float32)
+        mapped = self._mapped("keys")
+        kernels.nearest(*mapped, self._first_ids, self._counts, proposed, queries, ids, distances)
+        return ids, distances
 
     def _mapped(self, column: Column) -> _MappedRuns:
         """Returns where the runs are mapped, in the form that the compiled loops take."""
@@ -195,16 +203,15 @@ class Entries:
             self._addresses[column] = addresses, self._starts, self._ends, np.ascontiguousarray(self.runs[:, 3])
         return self._addresses[column]
 
-    def tokens_of(self, ids: Int[np.ndarray, "*n"]) -> Int[np.ndarray, "*n"]:
-        """Returns the values of entries by their ids, MISSING for those that are not alive."""
-        if not len(self):
-            return np.full(np.shape(ids), MISSING)
-        addresses, _, _, first = self._mapped("tokens")
-        found = np.empty(np.size(ids), np.int64)
-        flat = np.ascontiguousarray(ids, np.int64).reshape(-1)
-        kernels.tokens_of(flat, self._first_ids, self._counts, MISSING, addresses, first, found)
-        self._shards.known_tokens(found[found != MISSING])
-        return found.reshape(np.shape(ids))
+    def tokens_of(self, ids: Int[np.ndarray, "*n"], *, missing: int = MISSING) -> Int[np.ndarray, "*n"]:
+        """Returns the values of entries by their ids, `missing` for those that are not alive."""
+        found = np.full(np.shape(ids), missing)
+        if len(self):
+            addresses, _, _, first = self._mapped("tokens")
+            flat = np.ascontiguousarray(ids, np.int64).reshape(-1)
+            highest = kernels.tokens_of(flat, self._first_ids, self._counts, addresses, first, found.reshape(-1))
+            self._shards.known_tokens(np.array(highest))
+        return found
 
     def prefetch(self, rows: Int[np.ndarray, "n"]) -> None:
         """Has the system read the keys of these rows from disk, all of them at once and nothing around them.

@@ -68,17 +68,19 @@ def take_tokens(addresses, starts, ends, first, rows, tokens):
 
 
 @compiled()
-def tokens_of(ids, firsts, counts, missing, addresses, first, tokens):
-    """Fills in the tokens of entries by their ids; run r has counts[r] ids from firsts[r] on.
+def tokens_of(ids, firsts, counts, addresses, first, tokens):
+    """Fills in the tokens of live entries by their ids and returns the highest; run r has counts[r] ids from firsts[r].
 
-    A negative number in a file, which is damage, becomes a large one, so that it is not taken for `missing`.
+    A negative number in a file, which is damage, becomes a large one.
     """
+    highest = np.int64(0)
     for place in range(len(ids)):
         run = np.searchsorted(firsts, ids[place], side="right") - 1
-        tokens[place] = missing
         if run >= 0 and ids[place] - firsts[run] < counts[run]:
             file = numba.carray(pointer(addresses[run]), first[run] + counts[run], np.uint32)  # pyright: ignore
             tokens[place] = file[first[run] + ids[place] - firsts[run]]
+            highest = max(highest, tokens[place])
+    return highest
 
 
 @compiled()
@@ -118,3 +120,33 @@ def squared_distances(addresses, starts, ends, first, rows, queries, distances):
                 gap = key[i] * _SCALE - wanted[i]
                 total += gap * gap
             distances[query, place] = total
+
+
+@compiled()
+def nearest(addresses, starts, ends, first, firsts, counts, proposed, queries, ids, distances):
+    """Fills in the nearest of each query's proposed entries, by rising distance and id, each once.
+
+    Rows of `ids` and `distances` that are not filled up stay as they are.
+    """
+    rows = np.empty(proposed.shape, np.int64)
+    rows_of(proposed.reshape(-1), firsts, counts, starts, -1, rows.reshape(-1))
+    gaps = np.empty(proposed.shape, np.float32)
+    squared_distances(addresses, starts, ends, first, rows, queries, gaps)
+    count = ids.shape[1]
+    for query in range(len(proposed)):
+        found = 0
+        for j in range(proposed.shape[1]):
+            id, gap = proposed[query, j], gaps[query, j]
+            if rows[query, j] < 0:
+                continue
+            place = found  # the entry goes before all that are farther; candidates come nearly in order
+            while place > 0 and (
+                distances[query, place - 1] > gap or (distances[query, place - 1] == gap and ids[query, place - 1] > id)
+            ):
+                place -= 1
+            if place == count or (place > 0 and ids[query, place - 1] == id):
+                continue
+            found = min(found + 1, count)
+            for other in range(found - 1, place, -1):
+                ids[query, other], distances[query, other] = ids[query, other - 1], distances[query, other - 1]
+            ids[query, place], distances[query, place] = id, gap

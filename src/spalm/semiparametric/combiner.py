@@ -176,16 +176,18 @@ class MixtureCombiner:
     def combine(
         self, model: LanguageModel, hidden: Float[Tensor, "n width"], retrieved: Retrieved, *, logits: Logits = None
     ) -> CombinedPrediction:
-        log_base = self.inner.combine(model, hidden, retrieved, logits=logits).log_probabilities
+        few = len(hidden) <= MOST_POSITIONS and hidden.device.type == "cpu" and not torch.is_grad_enabled()
+        if few and logits is not None and isinstance(self.inner, PlainCombiner):
+            scores = logits  # the compiled mixture normalises them itself
+        else:
+            scores = self.inner.combine(model, hidden, retrieved, logits=logits).log_probabilities
         retrieved = retrieved.nearest(self.mixture.neighbours).padded(self.mixture.neighbours)
         if self.uses_matches and retrieved.matched is None:
             retrieved = replace(retrieved, matched=Matched.nothing(len(hidden)).to(hidden.device))
-        base = BaseOutputs.of(hidden, log_base, retrieved)
-        if len(hidden) <= MOST_POSITIONS and hidden.device.type == "cpu" and not torch.is_grad_enabled():
-            mixed, weights = self._compiled(base, log_base, retrieved)
-        else:
-            weights = self.mixture(base, retrieved)
-            mixed = self.mixture.log_probabilities(log_base, retrieved, weights)
+        if few:
+            return CombinedPrediction(*self._compiled(hidden, scores, retrieved))
+        weights = self.mixture(BaseOutputs.of(hidden, scores, retrieved), retrieved)
+        mixed = self.mixture.log_probabilities(scores, retrieved, weights)
         shares = weights.log_shares_of_memory.exp()
         neighbours = shares[..., :1] * weights.neighbours * retrieved.present
         matches = None if weights.matches is None else shares[..., 1:, None] * weights.matches

@@ -41,8 +41,9 @@ class Retrieved:
         cls, ids: Int[np.ndarray, "*batch count"], distances: Float[np.ndarray, "*batch count"], entries: Entries
     ) -> "Retrieved":
         """Returns neighbours with the tokens that followed them; forgotten entries must be MISSING already."""
-        tokens = torch.from_numpy(entries.tokens_of(ids).clip(0))
-        return cls(tokens, torch.from_numpy(np.array(distances)), torch.from_numpy(np.array(ids, np.int64)))
+        tokens = torch.from_numpy(entries.tokens_of(ids, missing=0))
+        distances, ids = np.require(distances, np.float32, "W"), np.require(ids, np.int64, "W")
+        return cls(tokens, torch.from_numpy(distances), torch.from_numpy(ids))
 
     @property
     def present(self) -> Bool[Tensor, "*batch count"]:

@@ -48,7 +48,7 @@ class Searcher:
         """
         self.searched += len(queries)
         entries = (self.memory.entries() if entries is None else entries).with_keys
-        excluded = QueryExclusion.nothing(len(queries)) if own is None else query_exclusion(entries, own, exclusion)
+        excluded = None if own is None else query_exclusion(entries, own, exclusion)
         last = len(entries) if below is None else entries.first_row(below)
         recent = self._recent(queries, count, entries, excluded=excluded, last=last)
         ids = np.full((len(queries), count), MISSING, np.int64)
@@ -57,15 +57,18 @@ class Searcher:
         while True:
             proposed = self.index.candidates(queries[pending], wanted)
             usable = proposed if below is None else np.where(proposed < below, proposed, MISSING)
-            every = np.concatenate([usable, recent[pending]], 1)
+            every = np.concatenate([usable, recent[pending]], 1) if recent.shape[1] else usable
             if self.index.on_disk:
                 self._fetch(every, entries)
+            forbidden = None if excluded is None else excluded[pending]
             ids[pending], distances[pending] = _rank(
-                queries[pending], every, count, entries=entries, excluded=excluded[pending]
+                queries[pending], every, count, entries=entries, excluded=forbidden
             )
             # If a query found too little although the index proposed as many candidates as requested, most of these
             # were dead or excluded: it requests more.
-            short = (ids[pending] == MISSING).any(1) & ((proposed != MISSING).sum(1) >= wanted)
+            short = (ids[pending, -1:] == MISSING).any(1)
+            if short.any():
+                short &= (proposed != MISSING).sum(1) >= wanted
             if not short.any() or proposed.shape[1] < wanted or wanted >= _MOST:
                 return ids, distances
             pending, wanted = pending[short], 2 * wanted
@@ -76,7 +79,7 @@ class Searcher:
         entries.prefetch(rows[rows >= 0])
 
     def _recent(
-        self, queries, count: int, entries: Entries, *, excluded: QueryExclusion, last: int
+        self, queries, count: int, entries: Entries, *, excluded: QueryExclusion | None, last: int
     ) -> Int[np.ndarray, "n some"]:
         """Returns the ids of the nearest entries before row `last` that the index does not hold."""
         first = entries.first_row(self.next_id)
@@ -140,20 +143,11 @@ def _rank(
     count: int,
     *,
     entries: Entries,
-    excluded: QueryExclusion,
+    excluded: QueryExclusion | None,
 ) -> tuple[Int[np.ndarray, "n count"], Float[np.ndarray, "n count"]]:
     """Returns the `count` nearest candidates, each once, without those that are dead or must not be found."""
-    proposed = np.sort(proposed, axis=1)
-    rows = entries.rows(proposed)
-    rows[:, 1:][proposed[:, 1:] == proposed[:, :-1]] = MISSING
-    if excluded.forbids_something:
+    if excluded is not None and excluded.forbids_something:
         documents = entries.live_documents.numbers_of(proposed)
-        rows[excluded.forbids(np.arange(len(queries))[:, None], proposed, documents)] = MISSING
-    distances = entries.squared_distances(queries, rows)
-    if (lacking := count - proposed.shape[1]) > 0:
-        proposed = np.pad(proposed, ((0, 0), (0, lacking)), constant_values=MISSING)
-        distances = np.pad(distances, ((0, 0), (0, lacking)), constant_values=np.inf)
-    order = np.argsort(distances, axis=1, kind="stable")[:, :count]
-    ids, distances = np.take_along_axis(proposed, order, 1), np.take_along_axis(distances, order, 1)
-    ids[distances == np.inf] = MISSING
-    return ids, distances
+        forbidden = excluded.forbids(np.arange(len(queries))[:, None], proposed, documents)
+        proposed = np.where(forbidden, MISSING, proposed)
+    return entries.nearest(queries, proposed, count)

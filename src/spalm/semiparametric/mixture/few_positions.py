@@ -6,10 +6,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from spalm.semiparametric import matched
-from spalm.semiparametric.examples import LEAST_LOG_P, BaseOutputs
-from spalm.semiparametric.matched import Matched
+from spalm.semiparametric.examples import LEAST_LOG_P
 from spalm.semiparametric.mixture import kernels
-from spalm.semiparametric.mixture.adaptive import SMALL_DISTANCE, AdaptiveMixture, MixtureWeights
+from spalm.semiparametric.mixture.adaptive import SMALL_DISTANCE, AdaptiveMixture
 from spalm.semiparametric.retrieval import Retrieved
 
 MOST_POSITIONS = 64
@@ -31,51 +30,88 @@ class CompiledMixture:
 
     @torch.inference_mode()
     def __call__(
-        self, base: BaseOutputs, log_base: Float[Tensor, "n vocabulary"], retrieved: Retrieved
-    ) -> tuple[Float[Tensor, "n vocabulary"], MixtureWeights]:
-        """Returns log p of the whole vocabulary, and the weights of the sources and of what they retrieved."""
-        found = retrieved.matched if self._levels else None
-        if found is None or base.of_matched is None:
-            found, of_matched = Matched.nothing(len(log_base))[:, :0], np.zeros((len(log_base), 0, 1), np.float32)
-        else:
-            of_matched = base.of_matched.numpy()
-        tokens, distances = retrieved.tokens.numpy(), retrieved.distances.numpy() / np.float32(self._usual_distance)
-        features = self._features(base, tokens, distances, found=found, of_matched=of_matched)
-        outputs = np.empty((len(tokens), len(self._layers[-1])), np.float32)
-        kernels.network_outputs(base.hidden.float().numpy(), self._scales, features, self._layers, outputs)
-        log_sources = np.empty((len(tokens), 2 + of_matched.shape[1]), np.float32)
-        matches = np.empty(of_matched.shape, np.float32)
-        kernels.source_weights(outputs, distances, found.ids.numpy(), of_matched, log_sources, matches)
-        neighbours = np.empty(distances.shape, np.float32)
-        if neighbours.size:
-            of_retrieved = base.of_retrieved.numpy()
-            limits = self._log_temperature, SMALL_DISTANCE
-            kernels.neighbour_weights(distances, of_retrieved, outputs, *limits, neighbours)
-        mixed = log_base + torch.from_numpy(log_sources[:, :1]).clamp_min(-1e4)
-        of_matches = found.tokens.numpy(), matches
-        kernels.add_to_mixture(tokens, neighbours, *of_matches, log_sources, mixed.numpy())
-        of_matches = torch.from_numpy(matches) if self._levels else None
-        return mixed, MixtureWeights(torch.from_numpy(log_sources), torch.from_numpy(neighbours), of_matches)
+        self, hidden: Float[Tensor, "n width"], scores: Float[Tensor, "n vocabulary"], retrieved: Retrieved
+    ) -> tuple[
+        Float[Tensor, "n vocabulary"],
+        Float[Tensor, "n"],
+        Float[Tensor, "n count"],
+        Float[Tensor, "n levels occurrences"] | None,
+    ]:
+        """Returns the fields of the prediction: log p of the whole vocabulary, the base's share, and weights.
 
-    def _features(
-        self, base: BaseOutputs, tokens: np.ndarray, distances: np.ndarray, *, found: Matched, of_matched: np.ndarray
-    ) -> Float[np.ndarray, "n features"]:
+        `scores` are the base's logits, or log p. The weights are those of the neighbours, and of the occurrences of
+        exact matches if the mixture uses them, within the memory's share.
+        """
+        near = _Neighbours(retrieved, self._usual_distance)
+        matches = _Matches(retrieved, self._levels)
+        rows = len(hidden)
+        log_p = np.empty(scores.shape, np.float32)
+        base = _Base(rows, near.tokens.shape[1], matches.tokens.shape)
+        kernels.base_outputs(scores.numpy(), near.tokens, matches.tokens, LEAST_LOG_P, log_p, base.arrays)
+        features = self._features(base, near, matches)
+        outputs = np.empty((rows, len(self._layers[-1])), np.float32)
+        kernels.network_outputs(hidden.float().numpy(), self._scales, features, self._layers, outputs)
+        log_sources = np.empty((rows, 2 + self._levels), np.float32)
+        of_matches, of_neighbours = np.empty(matches.tokens.shape, np.float32), np.empty(near.tokens.shape, np.float32)
+        kernels.source_weights(outputs, near.distances, matches.ids, base.of_matched, log_sources, of_matches)
+        if self._neighbours:
+            limits = self._log_temperature, SMALL_DISTANCE
+            kernels.neighbour_weights(near.distances, base.of_retrieved, outputs, *limits, of_neighbours)
+        kernels.add_to_mixture(near.tokens, of_neighbours, matches.tokens, of_matches, log_sources, log_p)
+        base_share = np.empty(rows, np.float32)
+        kernels.weights_in_memory(log_sources, near.distances, of_neighbours, of_matches, base_share)
+        matched_weights = torch.from_numpy(of_matches) if self._levels else None
+        return torch.from_numpy(log_p), torch.from_numpy(base_share), torch.from_numpy(of_neighbours), matched_weights
+
+    def _features(self, base: "_Base", near: "_Neighbours", matches: "_Matches") -> Float[np.ndarray, "n features"]:
         """Returns the features of the positions, not yet normalised, in the order of `AdaptiveMixture.features`."""
-        features, end = np.empty((len(tokens), len(self._scales[2])), np.float32), 0
-        entropy, highest = base.entropy.numpy(), base.highest.numpy()
+        features, end = np.empty((len(base.entropy), len(self._scales[2])), np.float32), 0
         if self._neighbours:
             end = 3 * len(self._ranks) + 6
-            given = tokens, distances, base.of_retrieved.numpy(), highest, self._ranks
+            given = near.tokens, near.distances, base.of_retrieved, base.highest, self._ranks
             kernels.neighbour_features(*given, LEAST_LOG_P, SMALL_DISTANCE, features[:, :end])
-        features[:, end], features[:, end + 1] = entropy, highest
+        features[:, end], features[:, end + 1] = base.entropy, base.highest
         if self._levels:
             start, end = end + 2, end + 2 + self._levels * matched.FEATURES
-            lengths = found.lengths.numpy(), found.counts.numpy()
-            of_matches = found.tokens.numpy(), found.ids.numpy()
-            kernels.match_features(*of_matches, *lengths, of_matched, entropy, features[:, start:end])
+            lengths = matches.lengths, matches.counts
+            given = base.of_matched, base.entropy
+            kernels.match_features(matches.tokens, matches.ids, *lengths, *given, features[:, start:end])
             if self._neighbours:
-                kernels.agreement_features(tokens, distances, *of_matches, features[:, end:])
+                of_neighbours = near.tokens, near.distances
+                kernels.agreement_features(*of_neighbours, matches.tokens, matches.ids, features[:, end:])
         return features
+
+
+class _Neighbours:
+    """The neighbours of some positions, as arrays."""
+
+    def __init__(self, retrieved: Retrieved, usual_distance: float):
+        self.tokens = retrieved.tokens.numpy()
+        self.distances = retrieved.distances.numpy() / np.float32(usual_distance)
+        """Distances in usual distances."""
+
+
+class _Matches:
+    """The exact matches of some positions, as arrays; without levels if the mixture uses none."""
+
+    def __init__(self, retrieved: Retrieved, levels: int):
+        found = retrieved.matched
+        if levels and found is not None:
+            self.tokens, self.ids = found.tokens.numpy(), found.ids.numpy()
+            self.lengths, self.counts = found.lengths.numpy(), found.counts.numpy()
+        else:
+            self.tokens = self.ids = np.zeros((len(retrieved.tokens), levels, 0), np.int64)
+            self.lengths = self.counts = np.zeros(self.tokens.shape[:2], np.float32)
+
+
+class _Base:
+    """What the mixture needs of the base's distributions, as in `BaseOutputs`: arrays that are still to be filled."""
+
+    def __init__(self, rows: int, neighbours: int, matches: tuple[int, ...]):
+        self.entropy, self.highest = np.empty(rows, np.float32), np.empty(rows, np.float32)
+        self.of_retrieved = np.empty((rows, neighbours), np.float32)
+        self.of_matched = np.empty(matches, np.float32)
+        self.arrays = self.entropy, self.highest, self.of_retrieved, self.of_matched
 
 
 def _array(parameter: Tensor) -> np.ndarray:

@@ -18,6 +18,65 @@ FARTHEST = 4.0
 """Highest distance that counts in the features, in usual distances."""
 
 
+_LOG2E, _LN2_HIGH, _LN2_LOW = np.float32(1.44269504), np.float32(0.693359375), np.float32(-2.12194440e-4)
+_EXPONENT_BIAS, _MANTISSA_BITS = np.int32(127), np.int32(23)
+_LEAST_EXPONENT = np.float32(-87.0)
+"""Number whose exponential is about the smallest normal one in single precision."""
+_EXP_TERMS = tuple(map(np.float32, (1 / 2, 1 / 6, 1 / 24, 1 / 120, 1 / 720, 1 / 5040)))
+"""Coefficients of x^2, x^3, ... in the series of the exponential."""
+
+
+@compiled(fastmath={"nnan", "nsz", "reassoc", "contract"})
+def _exponential_sums(scores, peak):
+    """Returns the sum of e^(score - peak), and the sum of these weighted by score - peak.
+
+    The exponential is a polynomial times a power of two made of its bits: the compiler makes wide instructions of that.
+    """
+    total = weighted = np.float32(0)
+    second, third, fourth, fifth, sixth, seventh = _EXP_TERMS
+    for i in range(len(scores)):
+        gap = max(scores[i] - peak, _LEAST_EXPONENT)
+        power = np.floor(gap * _LOG2E + np.float32(0.5))
+        x = gap - power * _LN2_HIGH - power * _LN2_LOW
+        series = ((((seventh * x + sixth) * x + fifth) * x + fourth) * x + third) * x + second
+        series = series * x * x + x + np.float32(1)
+        exponential = series * np.int32((np.int32(power) + _EXPONENT_BIAS) << _MANTISSA_BITS).view(np.float32)
+        total += exponential
+        weighted += exponential * gap
+    return total, weighted
+
+
+@compiled(fastmath={"nnan", "nsz", "reassoc", "contract"})
+def _highest(scores):
+    """Returns the highest of some numbers."""
+    highest = scores[0]
+    for i in range(len(scores)):
+        highest = max(highest, scores[i])
+    return highest
+
+
+@compiled()
+def base_outputs(scores, tokens, matched_tokens, least, log_base, of_base):
+    """Fills log p of the base, by its logits, and what `BaseOutputs` holds of it: entropy, highest, of tokens.
+
+    Logits that are log p already stay as they are, but for rounding.
+    """
+    entropy, highest, of_retrieved, of_matched = of_base
+    least = np.float32(least)
+    for row in range(len(scores)):
+        peak = _highest(scores[row])
+        total, weighted = _exponential_sums(scores[row], peak)
+        log_total = np.float32(math.log(total))
+        entropy[row], highest[row] = log_total - weighted / total, -log_total
+        for i in range(scores.shape[1]):
+            log_base[row, i] = scores[row, i] - peak - log_total
+        for k in range(tokens.shape[1]):
+            of_retrieved[row, k] = max(log_base[row, tokens[row, k]], least)
+        for level in range(matched_tokens.shape[1]):
+            for j in range(matched_tokens.shape[2]):
+                of_matched[row, level, j] = max(log_base[row, matched_tokens[row, level, j]], least)
+
+
 @compiled(fastmath={"reassoc", "contract"})
 def network_outputs(hidden, scales, features, layers, outputs):
     """Fills the outputs of the network at some positions.
@@ -243,12 +302,15 @@ def neighbour_weights(distances, of_retrieved, outputs, log_temperature, small, 
 
 @compiled()
 def add_to_mixture(tokens, neighbours, matched_tokens, matches, log_sources, mixed):
-    """Adds the memory's probabilities of the tokens that it proposes to the base's log-probabilities, weighted."""
+    """Weighs the base's log-probabilities, and adds the memory's probabilities of the tokens that it proposes."""
     count, levels, occurrences = tokens.shape[1], matched_tokens.shape[1], matched_tokens.shape[2]
     proposed = np.empty(count + levels * occurrences, np.int64)
     added = np.empty(len(proposed))
     shares = np.empty(mixed.shape[1])  # of the memory, where a token was proposed; -1 when it has been added
     for row in range(len(tokens)):
+        log_share = max(log_sources[row, 0], np.float32(-1e4))
+        for i in range(mixed.shape[1]):
+            mixed[row, i] += log_share
         of_neighbours = math.exp(log_sources[row, 1])
         for k in range(count):
             proposed[k], added[k] = tokens[row, k], of_neighbours * neighbours[row, k]
@@ -268,3 +330,20 @@ def add_to_mixture(tokens, neighbours, matched_tokens, matches, log_sources, mix
                 higher, lower = max(more, known), min(more, known)
                 mixed[row, token] = higher + math.log1p(math.exp(lower - higher))
                 shares[token] = -1.0
+
+
+@compiled()
+def weights_in_memory(log_sources, distances, neighbours, matches, base_share):
+    """Fills the base's share, and turns weights within a source into weights within the memory's share."""
+    for row in range(len(log_sources)):
+        base_share[row] = math.exp(log_sources[row, 0])
+        of_memory = 0.0
+        for source in range(1, log_sources.shape[1]):
+            of_memory += math.exp(log_sources[row, source])
+        share = np.float32(math.exp(log_sources[row, 1]) / of_memory) if of_memory else np.float32(0)
+        for k in range(neighbours.shape[1]):
+            neighbours[row, k] *= share if np.isfinite(distances[row, k]) else np.float32(0)
+        for level in range(matches.shape[1]):
+            share = np.float32(math.exp(log_sources[row, 2 + level]) / of_memory) if of_memory else np.float32(0)
+            for j in range(matches.shape[2]):
+                matches[row, level, j] *= share
