@@ -111,15 +111,17 @@ def memories(work: Path, data: Path, sizes: list[str]) -> dict[str, Path]:
     return found
 
 
-def systems_of(folder: Path, path: Path, threads: int) -> tuple[dict[str, System], Model]:
-    """Returns all systems, ours with one memory, and a model of ours."""
-    hardware = {name: spalm.Hardware("cpu", threads, backend=name) for name in ("llama", "torch")}
+def systems_of(folder: Path, path: Path, threads: int, *, torch_too: bool) -> tuple[dict[str, System], Model]:
+    """Returns the systems, ours with one memory, and a model of ours; those of torch only if they are wanted."""
+    backends = ("llama", "torch") if torch_too else ("llama",)
+    hardware = {name: spalm.Hardware("cpu", threads, backend=name) for name in backends}
     models = {name: spalm.load(folder, execution=Execution(each)) for name, each in hardware.items()}
     found = {"llama.cpp alone": llama_cpp_alone(path, threads)}
     base = folder / "model"
-    found["transformers alone, float32"] = transformers_alone(base, "float32")
-    if torch.ops.mkldnn._is_mkldnn_bf16_supported():
-        found["transformers alone, bfloat16"] = transformers_alone(base, "bfloat16")
+    if torch_too:
+        found["transformers alone, float32"] = transformers_alone(base, "float32")
+        if torch.ops.mkldnn._is_mkldnn_bf16_supported():
+            found["transformers alone, bfloat16"] = transformers_alone(base, "bfloat16")
     for name, model in models.items():
         found[f"ours by {name}, without memory"] = ours(model, use_memory=False)
         found[f"ours by {name}, with memory"] = ours(model, use_memory=True)
@@ -161,6 +163,15 @@ def best(speeds: dict[str, float], ending: str) -> float:
     return max(speed for name, speed in speeds.items() if name.startswith("ours") and name.endswith(ending))
 
 
+def generation_ratios(speeds: dict[str, float]) -> dict[str, float]:
+    """Returns the speed with the memory relative to that of the same engine with nothing of ours."""
+    found = {"llama.cpp": speeds["ours by llama, with memory"] / speeds["llama.cpp alone"]}
+    alone = [speed for name, speed in speeds.items() if name.startswith("transformers alone")]
+    if alone:
+        found["transformers"] = speeds["ours by torch, with memory"] / max(alone)
+    return found
+
+
 def main() -> None:
     """Measures all systems with every memory and writes the figures."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -168,14 +179,15 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=Path("runs/bench/attach"), help="folder of the memories")
     parser.add_argument("--also", nargs="*", default=["library", "1M", "10M"], help="further memories")
     parser.add_argument("--attached", type=Path, help="what `spalm attach` made of SmolLM2, instead of these memories")
-    parser.add_argument("--prompts", type=int, default=9, help="number of prompts of each kind")
+    parser.add_argument("--prompts", type=int, default=20, help="number of prompts of each kind")
+    parser.add_argument("--llama-only", action="store_true", help="leave out everything by torch")
     given = parser.parse_args()
     data, threads = Path(os.environ["SPALM_DATA"]), available_cores()
     result: dict = {"cores": threads, "tokens": TOKENS, "memories": {}}
     found = {given.attached.name: given.attached} if given.attached else memories(given.work, data, given.also)
     found = {name: without_test(folder, given.work / f"{folder.name}-without-test") for name, folder in found.items()}
     for name, folder in found.items():
-        systems, model = systems_of(folder, smollm2(), threads)
+        systems, model = systems_of(folder, smollm2(), threads, torch_too=not given.llama_only)
         texts = {
             "in-domain": prompts_of(model.models.corpus.split("test"), given.prompts + WARM_UP),
             "far": far_prompts(model, data, given.prompts + WARM_UP),
@@ -188,16 +200,13 @@ def main() -> None:
             "llama_cpp_alone": first["llama.cpp alone"],
             "with_memory": best(first, "with memory"),
             "with_memory_and_drafts": best(first, "and drafts"),
-            "generation_ratio": {
-                "llama.cpp": first["ours by llama, with memory"] / first["llama.cpp alone"],
-                "transformers": first["ours by torch, with memory"]
-                / max(speed for name, speed in first.items() if name.startswith("transformers alone")),
-            },
+            "generation_ratio": generation_ratios(first),
         }
         write_json(given.out, {**top, **result})
-    result["perplexity"] = perplexities(next(iter(found.values())), threads)
-    write_json(given.out, {**top, **result})
-    print_json({**top, "perplexity": result["perplexity"]})
+    if not given.llama_only:
+        result["perplexity"] = perplexities(next(iter(found.values())), threads)
+        write_json(given.out, {**top, **result})
+    print_json({**top, "perplexity": result.get("perplexity")})
 
 
 if __name__ == "__main__":
