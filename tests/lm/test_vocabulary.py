@@ -68,6 +68,21 @@ def test_probabilities_are_in_single_precision_under_autocast(vocabulary):
     torch.testing.assert_close(found, expected)
 
 
+@pytest.mark.parametrize("rows_at_a_time", [7, 64])
+def test_the_loss_in_bfloat16_is_nearly_the_same(vocabulary, rows_at_a_time, monkeypatch):
+    monkeypatch.setattr("spalm.lm.cross_entropy._low_rows_at_a_time", lambda _: rows_at_a_time)
+    hidden, targets = torch.randn(ROWS, WIDTH, requires_grad=True), torch.randint(SIZE, (ROWS,))
+    given = [hidden, *vocabulary.parameters()]
+    expected = vocabulary.loss(hidden, targets)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = vocabulary.loss(hidden, targets)
+    assert found.dtype == torch.float32
+    assert found.item() == pytest.approx(expected.item(), rel=0.01)
+    assert found.item() != expected.item()
+    for mine, theirs in zip(torch.autograd.grad(3 * found, given), torch.autograd.grad(3 * expected, given)):
+        assert (mine - theirs).norm() < 0.03 * theirs.norm()
+
+
 def test_embeddings_are_the_output_vectors(vocabulary):
     """The score of a token, up to its cluster's normaliser, is the product with its embedding."""
     hidden = torch.randn(ROWS, WIDTH)
@@ -83,5 +98,5 @@ def test_chunks_do_not_change_the_loss(monkeypatch):
     vocabulary.initialise()
     hidden, targets = torch.randn(200, WIDTH), torch.randint(SIZE, (200,))
     whole = vocabulary.loss(hidden, targets)
-    monkeypatch.setattr("spalm.lm.vocabulary._CHUNK_FLOATS", 1)
+    monkeypatch.setattr("spalm.lm.cross_entropy._CHUNK_FLOATS", 1)
     torch.testing.assert_close(vocabulary.loss(hidden, targets), whole)

@@ -38,15 +38,15 @@ def sinusoids(length: int, width: int, like: Tensor) -> Float[Tensor, "length wi
 def attend(content: Queries, position: Queries, keys_values: KeysValues, *, distances: Distances) -> Queries:
     """Computes relative attention in the form that suits the device.
 
-    On a CPU its small products are in single precision, also where those of the layers around it are in bfloat16.
+    On a CPU everything in it is in bfloat16 where autocast puts the layers around it in bfloat16.
     """
     if content.device.type != "cpu":
         return fused(content, position, keys_values, distances=distances)
     given = content, position, keys_values, distances
-    if all(each.dtype == content.dtype for each in given) and content.dtype != torch.bfloat16:
-        return _TiledAttention.apply(*given)
-    with torch.autocast("cpu", enabled=False):
-        return _TiledAttention.apply(*(each.float() for each in given))
+    if torch.is_autocast_enabled("cpu"):
+        with torch.autocast("cpu", enabled=False):
+            return _TiledAttention.apply(*(each.bfloat16() for each in given))
+    return _TiledAttention.apply(*given)
 
 
 def fused(content: Queries, position: Queries, keys_values: KeysValues, *, distances: Distances) -> Queries:
@@ -108,7 +108,7 @@ class _TiledAttention(torch.autograd.Function):
         whole = keys_values.shape[1]
         d_content, d_position = torch.empty_like(content), torch.empty_like(position)
         d_keys_values = torch.empty_like(keys_values, memory_format=torch.contiguous_format)
-        d_distances = content.new_zeros(heads, whole, size)
+        d_distances = content.new_zeros(heads, whole, size, dtype=torch.promote_types(content.dtype, torch.float32))
         # The last tile sees every key, so it comes first and sets the gradients that the others add to.
         for weights, (first, last, span) in reversed(list(zip(kept, _tiles(time, whole)))):
             rows = last - first
@@ -138,8 +138,8 @@ class _TiledAttention(torch.autograd.Function):
                 target.copy_(d_scores[:, :, :-1])
                 unshifted[:, -1, -1] = d_scores[:, -1, -1]
                 d_place.copy_(torch.bmm(unshifted, reachable))
-                d_distances[:, -span:].baddbmm_(unshifted.transpose(1, 2), place)
-        return d_content, d_position, d_keys_values, d_distances.transpose(0, 1)
+                d_distances[:, -span:].add_(torch.bmm(unshifted.transpose(1, 2), place))
+        return d_content, d_position, d_keys_values, d_distances.transpose(0, 1).to(distances.dtype)
 
 
 def _heads_first(part: Float[Tensor, "batch length heads size"]) -> tuple[Float[Tensor, "heads length size"], ...]:

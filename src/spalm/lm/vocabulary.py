@@ -1,46 +1,29 @@
 """The shared table of token embeddings: input layer, output layer and, for SPALM, the vectors of retrieved tokens.
 
-Both classes give a normalised distribution over the whole vocabulary. Losses are computed in chunks of rows, so that
-the logits of one chunk, not those of a batch, decide how much memory a large vocabulary needs.
+Both classes give a normalised distribution over the whole vocabulary.
 """
 
 from collections.abc import Callable
 from functools import wraps
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-_CHUNK_FLOATS = 1 << 22
-"""Logits in memory at a time. More is no faster (at 8,192 tokens 512 rows are best), less is slower."""
-
-
-def _options(classes: int) -> nn.LinearCrossEntropyOptions:
-    """Returns options that limit the logits in memory, for a softmax over `classes` classes."""
-    return nn.LinearCrossEntropyOptions(batch_chunk_size=max(64, _CHUNK_FLOATS // classes))
+from spalm.lm.cross_entropy import SummedCrossEntropy, cross_entropy, training_cross_entropy
 
 
 def _in_single_precision(method: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Makes a method compute in single precision at least, whatever the network around it uses."""
 
     @wraps(method)
-    def wrapped(self, hidden: Tensor, *rest: Tensor) -> Tensor:
+    def wrapped(self, hidden: Tensor, *rest: Any) -> Tensor:
         with torch.autocast(hidden.device.type, enabled=False):
             return method(self, hidden if hidden.dtype == torch.float64 else hidden.float(), *rest)
 
     return wrapped
-
-
-def _cross_entropy(
-    hidden: Float[Tensor, "n width"],
-    weight: Float[Tensor, "classes width"],
-    target: Int[Tensor, "n"],
-    *,
-    reduction: str,
-) -> Tensor:
-    """Returns the cross-entropy of softmax(hidden weight^T) and the targets, computed in chunks of rows."""
-    return F.linear_cross_entropy(hidden, weight, target, reduction=reduction, options=_options(len(weight)))
 
 
 class Vocabulary(nn.Module):
@@ -64,17 +47,20 @@ class Vocabulary(nn.Module):
         """Returns log p of every token."""
         return F.log_softmax(F.linear(hidden, self.table), dim=-1)
 
-    @_in_single_precision
     def loss(self, hidden: Float[Tensor, "n width"], targets: Int[Tensor, "n"]) -> Float[Tensor, ""]:
-        """Returns minus the sum of the targets' log-probabilities."""
-        return _cross_entropy(hidden, self.table, targets, reduction="sum")
+        """Returns minus the sum of the targets' log-probabilities, to train with."""
+        return self._loss(hidden, targets, training_cross_entropy(hidden.device))
+
+    @_in_single_precision
+    def _loss(self, hidden: Tensor, targets: Tensor, cross_entropy: SummedCrossEntropy) -> Tensor:
+        return cross_entropy(hidden, self.table, targets)
 
     @_in_single_precision
     def target_log_probabilities(
         self, hidden: Float[Tensor, "n width"], targets: Int[Tensor, "n"]
     ) -> Float[Tensor, "n"]:
         """Returns log p of each row's target."""
-        return -_cross_entropy(hidden, self.table, targets, reduction="none")
+        return -cross_entropy(hidden, self.table, targets, reduction="none")
 
 
 class AdaptiveVocabulary(nn.Module):
@@ -146,24 +132,29 @@ class AdaptiveVocabulary(nn.Module):
             parts.append(chosen + F.log_softmax(within, dim=-1))
         return torch.cat(parts, dim=-1)
 
-    def _steps(self, hidden: Tensor, targets: Tensor, reduction: str) -> list[tuple[Tensor, Tensor]]:
-        """Returns the choices, in the head and in tails, that lead to the targets: their rows and cross-entropies."""
+    def _choices(self, hidden: Tensor, targets: Tensor) -> list[tuple[Tensor, tuple[Tensor, Tensor, Tensor]]]:
+        """Returns the choices, in the head and in tails, that lead to the targets.
+
+        Each is the rows that make it, and their hidden states, the vectors that they choose from, and what they choose.
+        """
         members = self._members(targets)
         in_head = targets.clone()
         for cluster, (rows, _) in enumerate(members[1:]):
             in_head[rows] = self.bounds[1] + cluster
         everything = torch.arange(len(targets), device=targets.device)
-        steps = [(everything, _cross_entropy(hidden, self._head(), in_head, reduction=reduction))]
+        choices = [(everything, (hidden, self._head(), in_head))]
         for cluster, (rows, local) in enumerate(members):
             if cluster and len(rows):
-                inside = self._into(cluster, hidden[rows])
-                steps.append((rows, _cross_entropy(inside, self.tables[cluster], local, reduction=reduction)))
-        return steps
+                choices.append((rows, (self._into(cluster, hidden[rows]), self.tables[cluster], local)))
+        return choices
+
+    def loss(self, hidden: Float[Tensor, "n width"], targets: Int[Tensor, "n"]) -> Float[Tensor, ""]:
+        """Returns minus the sum of the targets' log-probabilities, to train with."""
+        return self._loss(hidden, targets, training_cross_entropy(hidden.device))
 
     @_in_single_precision
-    def loss(self, hidden: Float[Tensor, "n width"], targets: Int[Tensor, "n"]) -> Float[Tensor, ""]:
-        """Returns minus the sum of the targets' log-probabilities."""
-        total, *others = (cost for _, cost in self._steps(hidden, targets, "sum"))
+    def _loss(self, hidden: Tensor, targets: Tensor, cross_entropy: SummedCrossEntropy) -> Tensor:
+        total, *others = (cross_entropy(*choice) for _, choice in self._choices(hidden, targets))
         for cost in others:
             total = total + cost
         return total
@@ -174,6 +165,6 @@ class AdaptiveVocabulary(nn.Module):
     ) -> Float[Tensor, "n"]:
         """Returns log p of each row's target."""
         total = hidden.new_zeros(len(targets))
-        for rows, cost in self._steps(hidden, targets, "none"):
-            total = total.index_add(0, rows, -cost)
+        for rows, choice in self._choices(hidden, targets):
+            total = total.index_add(0, rows, -cross_entropy(*choice, reduction="none"))
         return total
