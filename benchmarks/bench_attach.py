@@ -21,7 +21,7 @@ from typing import Any
 from rich.console import Console
 
 from footballers import smollm2, write_texts
-from generation_systems import WARM_UP, continue_prompts, llama_cpp_alone, ours, prompts_of, transformers_alone
+from generation_systems import WARM_UP, continue_prompts, llama_cpp_alone, medians, ours, prompts_of, transformers_alone
 from spalm.attachment import Attached, AttachSettings, attach, print_attached
 from spalm.attachment.fitting.learning import fit_combiner
 from spalm.compute import Execution, available_cores
@@ -69,7 +69,7 @@ def generation_speeds(attached: Attached, base: str) -> dict[str, float]:
         systems[f"ours by {backend}"] = ours(model, use_memory=True)
         sparing = with_budget(model, attached, _BUDGET)
         systems[f"ours by {backend}, searching {_BUDGET:.0%}"] = ours(sparing, use_memory=True)
-    return continue_prompts(systems, prompts_of(attached.corpus.split("test"), _PROMPTS + WARM_UP))
+    return medians(continue_prompts(systems, prompts_of(attached.corpus.split("test"), _PROMPTS + WARM_UP)))
 
 
 def ratios_to_engines(speeds: dict[str, float]) -> dict[str, float]:

@@ -2,7 +2,8 @@
 
     generation.json    by memory and kind of text, the medians of all systems; at the top those in-domain with the
                        smallest memory: llama_cpp_alone, with_memory, with_memory_and_drafts (our best backend each),
-                       and generation_ratio: the speed with the memory by that of the same engine with nothing of ours
+                       and generation_ratio: the speed with the memory by that of the same engine with nothing of ours;
+                       drafts_by_none: the speed with drafts by that without, with an interval
 
 Every system continues the same prompts, in turn, greedily, by as many tokens; reading the prompt counts. In-domain text
 is that of held-out articles on the memory's subject, far text is of another kind (State of the Union addresses). The
@@ -31,8 +32,10 @@ from generation_systems import (
     System,
     continue_prompts,
     llama_cpp_alone,
+    medians,
     ours,
     prompts_of,
+    ratio_of_pairs,
     transformers_alone,
 )
 from spalm.attachment import Attached, AttachSettings, attach
@@ -163,6 +166,13 @@ def best(speeds: dict[str, float], ending: str) -> float:
     return max(speed for name, speed in speeds.items() if name.startswith("ours") and name.endswith(ending))
 
 
+def drafts_by_none(speeds: dict[str, list[float]]) -> dict[str, dict[str, float]]:
+    """Returns by backend the speed with drafts relative to that without, at the same prompts."""
+    ours = "ours by {}, with memory".format
+    backends = [name for name in ("llama", "torch") if ours(name) in speeds]
+    return {name: ratio_of_pairs(speeds[f"{ours(name)} and drafts"], speeds[ours(name)]) for name in backends}
+
+
 def generation_ratios(speeds: dict[str, float]) -> dict[str, float]:
     """Returns the speed with the memory relative to that of the same engine with nothing of ours."""
     found = {"llama.cpp": speeds["ours by llama, with memory"] / speeds["llama.cpp alone"]}
@@ -183,7 +193,7 @@ def main() -> None:
     parser.add_argument("--llama-only", action="store_true", help="leave out everything by torch")
     given = parser.parse_args()
     data, threads = Path(os.environ["SPALM_DATA"]), available_cores()
-    result: dict = {"cores": threads, "tokens": TOKENS, "memories": {}}
+    result: dict = {"cores": threads, "tokens": TOKENS, "memories": {}, "drafts_by_none": {}}
     found = {given.attached.name: given.attached} if given.attached else memories(given.work, data, given.also)
     found = {name: without_test(folder, given.work / f"{folder.name}-without-test") for name, folder in found.items()}
     for name, folder in found.items():
@@ -192,9 +202,11 @@ def main() -> None:
             "in-domain": prompts_of(model.models.corpus.split("test"), given.prompts + WARM_UP),
             "far": far_prompts(model, data, given.prompts + WARM_UP),
         }
-        result["memories"][name] = {kind: continue_prompts(systems, prompts) for kind, prompts in texts.items()}
-        for kind, speeds in result["memories"][name].items():
-            say(f"{name}, {kind}: " + ", ".join(f"{system} {speed:.1f}" for system, speed in speeds.items()))
+        speeds = {kind: continue_prompts(systems, prompts) for kind, prompts in texts.items()}
+        result["memories"][name] = {kind: medians(found) for kind, found in speeds.items()}
+        result["drafts_by_none"][name] = {kind: drafts_by_none(found) for kind, found in speeds.items()}
+        for kind, found in result["memories"][name].items():
+            say(f"{name}, {kind}: " + ", ".join(f"{system} {speed:.1f}" for system, speed in found.items()))
         first = next(iter(result["memories"].values()))["in-domain"]
         top = {
             "llama_cpp_alone": first["llama.cpp alone"],

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
 import torch
 
 from spalm.corpus import TokenStream
@@ -54,8 +55,8 @@ def ours(model: Model, *, use_memory: bool, draft: bool = False) -> System:
     return lambda prompt: sum(1 for _ in generate_tokens(model.decoder(use_memory=use_memory), prompt, options))
 
 
-def continue_prompts(systems: dict[str, System], prompts: list[list[int]]) -> dict[str, float]:
-    """Returns the median of each system's tokens per second; the systems take turns at every prompt."""
+def continue_prompts(systems: dict[str, System], prompts: list[list[int]]) -> dict[str, list[float]]:
+    """Returns each system's tokens per second at every prompt; the systems take turns at each."""
     speeds: dict[str, list[float]] = {name: [] for name in systems}
     for number, prompt in enumerate(prompts):
         for name, generate in systems.items():
@@ -63,7 +64,20 @@ def continue_prompts(systems: dict[str, System], prompts: list[list[int]]) -> di
             tokens = generate(prompt)
             if number >= WARM_UP:
                 speeds[name].append(tokens / (time.perf_counter() - begun))
+    return speeds
+
+
+def medians(speeds: dict[str, list[float]]) -> dict[str, float]:
+    """Returns the median of each system's tokens per second."""
     return {name: statistics.median(found) for name, found in speeds.items()}
+
+
+def ratio_of_pairs(numerator: list[float], denominator: list[float]) -> dict[str, float]:
+    """Returns the median ratio of two systems at the same prompts, with a 95% interval by bootstrap over prompts."""
+    ratios = np.array(numerator) / np.array(denominator)
+    drawn = np.random.default_rng(0).choice(ratios, (10_000, len(ratios)))
+    low, high = np.quantile(np.median(drawn, axis=1), [0.025, 0.975])
+    return {"ratio": float(np.median(ratios)), "low": float(low), "high": float(high)}
 
 
 def prompts_of(stream: TokenStream, count: int) -> list[list[int]]:
