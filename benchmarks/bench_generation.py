@@ -203,10 +203,10 @@ def main() -> None:
             "far": far_prompts(model, data, given.prompts + WARM_UP),
         }
         speeds = {kind: continue_prompts(systems, prompts) for kind, prompts in texts.items()}
-        result["memories"][name] = {kind: medians(found) for kind, found in speeds.items()}
-        result["drafts_by_none"][name] = {kind: drafts_by_none(found) for kind, found in speeds.items()}
-        for kind, found in result["memories"][name].items():
-            say(f"{name}, {kind}: " + ", ".join(f"{system} {speed:.1f}" for system, speed in found.items()))
+        result["memories"][name] = {kind: medians(each) for kind, each in speeds.items()}
+        result["drafts_by_none"][name] = {kind: drafts_by_none(each) for kind, each in speeds.items()}
+        for kind, each in result["memories"][name].items():
+            say(f"{name}, {kind}: " + ", ".join(f"{system} {speed:.1f}" for system, speed in each.items()))
         first = next(iter(result["memories"].values()))["in-domain"]
         top = {
             "llama_cpp_alone": first["llama.cpp alone"],
