@@ -14,6 +14,8 @@ import statistics
 import time
 from pathlib import Path
 
+import torch
+
 from spalm.compute import Execution
 from spalm.console import say
 from spalm.corpus import Corpus, TrainingBatches, build_corpus
@@ -61,7 +63,7 @@ class Racer:
             lambda model, batch, memory: segment_loss(model, training.memory_length, batch, memory=memory),
             training.optimiser,
             lanes=lanes,
-            bf16=training.bf16,
+            bf16=training.in_bf16(torch.device("cpu")),
         )
         train = self.corpus.split("train")
         batches = TrainingBatches(train, lanes, training.segment_length, seed=0, own=range(lanes))

@@ -211,6 +211,16 @@ def test_bf16_trains_and_says_where_it_is_slow(corpus, tmp_path, monkeypatch, ca
     assert ("emulates bfloat16" in capsys.readouterr().err) != there
 
 
+@pytest.mark.parametrize("there", [True, False])
+def test_bf16_auto_is_bfloat16_where_the_cpu_has_it(corpus, tmp_path, monkeypatch, there):
+    monkeypatch.setattr("spalm.training.loop.has_bf16", lambda: there)
+    losses = {}
+    for bf16 in ("auto", there, not there):
+        trained = train_model(settings(steps=3, bf16=bf16), corpus, tmp_path / str(bf16), execution=Execution())
+        losses[bf16] = trained.facts["best_dev_loss"]
+    assert losses["auto"] == losses[there] != losses[not there]
+
+
 def test_tensorboard_is_an_extra(corpus, tmp_path):
     try:
         import tensorboard  # noqa: F401

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from pydantic import Field
@@ -53,10 +53,15 @@ class TrainingSettings(Settings):
     """Number of first tokens of dev that are read during training, to save time; the final evaluation reads all."""
     dropout_from: int = added_since(0, ge=0)
     """First step with dropout: as long as every text is new, dropout only slows learning down."""
-    bf16: bool = False
-    """Multiply matrices in bfloat16 where that is safe: faster on GPUs, and on CPUs with AVX512-BF16 or AMX."""
+    bf16: Literal[True, False, "auto"] = False
+    """Multiply matrices in bfloat16 where that is safe: faster on GPUs, and on CPUs with AVX512-BF16 or AMX. auto:
+    there, and in float32 on other CPUs; then a run's last digits depend on the machine."""
     seed: Seed = 0
     """Seed of the initial parameters, of the order of the text and of dropout."""
+
+    def in_bf16(self, device: torch.device) -> bool:
+        """Returns whether to multiply matrices in bfloat16 on a device."""
+        return (device.type != "cpu" or has_bf16()) if self.bf16 == "auto" else self.bf16
 
 
 @dataclass(frozen=True)
@@ -134,10 +139,11 @@ class _Trainer:
         self._batches = TrainingBatches(
             task.train, settings.batch_size, settings.segment_length, seed=settings.seed, own=lanes
         )
-        if settings.bf16 and self._device.type == "cpu" and not has_bf16():
+        bf16 = settings.in_bf16(self._device)
+        if bf16 and self._device.type == "cpu" and not has_bf16():
             say("this CPU only emulates bfloat16: training.bf16=false is faster here")
         self._replica = Replica(task.model, task.loss, self._device, hardware=hardware)
-        self._accumulator = GradientAccumulator(self._replica, len(lanes), settings.micro_batch, bf16=settings.bf16)
+        self._accumulator = GradientAccumulator(self._replica, len(lanes), settings.micro_batch, bf16=bf16)
         self._optimiser = make_optimiser(settings.optimiser, self._replica.model)
         if self._ranks.distributed:
             # DDP settles the order in which it adds up gradients after its first pass. So the first pass is one that
