@@ -20,7 +20,7 @@ class TrainingSteps:
         replica = Replica(model, loss, torch.device("cpu"), hardware=Hardware())
         self.model, self._clip = model, optimiser.clip
         self._accumulator = GradientAccumulator(replica, lanes, None, bf16=bf16)
-        self._optimiser = make_optimiser(optimiser, model)
+        self._optimiser = make_optimiser(optimiser, model, bf16=bf16, threads=self._accumulator.threads)
         self._memories: LaneMemories = []
 
     def step(self, batch: Batch) -> float:

@@ -12,13 +12,20 @@ from spalm.training.optimiser import make_optimiser
 @pytest.mark.parametrize("shape", [(5, 11), (11, 5), (7, 7)])
 def test_singular_values_become_about_one_and_singular_vectors_stay(shape):
     matrices = torch.randn(3, *shape)
-    for matrix, found in zip(matrices, orthogonalised(matrices, 6)):
+    for matrix in matrices:
+        found = orthogonalised(matrix, 6)
         left, values, right = torch.linalg.svd(matrix, full_matrices=False)
         inner = left.T @ found @ right.T
         after = inner.diagonal()[values > 0.05 * values.norm()]
         assert (after > 0.6).all()
         assert (after < 1.3).all()
         torch.testing.assert_close(inner, torch.diag(inner.diagonal()), atol=1e-4, rtol=0)
+
+
+def test_in_bfloat16_it_is_nearly_the_same():
+    matrix = torch.randn(11, 29)
+    exact, rounded = orthogonalised(matrix, 5), orthogonalised(matrix, 5, bf16=True)
+    assert 0 < (rounded - exact).norm() < 0.1 * exact.norm()
 
 
 class Small(nn.Module):
@@ -40,12 +47,13 @@ def step(model: nn.Module, optimisers: list, seed: int) -> None:
         optimiser.step()
 
 
-def test_it_is_torchs_muon_for_linear_layers_and_adam_for_the_rest():
+@pytest.mark.parametrize("threads", [1, 2])
+def test_it_is_torchs_muon_for_linear_layers_and_adam_for_the_rest(threads):
     torch.manual_seed(0)
     ours, theirs = Small(), Small()
     theirs.load_state_dict(ours.state_dict())
     settings = OptimiserSettings(kind="muon", learning_rate=1.0, weight_decay=0.1, muon_momentum=0.9)
-    own = make_optimiser(settings, ours)
+    own = make_optimiser(settings, ours, threads=threads)
     weights = [theirs.first.weight, theirs.second.weight, theirs.third.weight]
     biases = [theirs.first.bias, theirs.second.bias]
     betas = settings.beta1, settings.beta2

@@ -37,6 +37,11 @@ class GradientAccumulator:
         self._copies = [_copy_sharing_parameters(replica.loss) for _ in range(threads)] if threads > 1 else []
         self._generators = [_own_generator(module) for module in self._copies]
 
+    @property
+    def threads(self) -> int:
+        """Number of threads that share a step's lanes."""
+        return max(1, len(self._copies))
+
     def switch_dropout(self, *, on: bool) -> None:
         """Switches dropout on or off."""
         for module in self._copies or [self._replica.loss]:

@@ -144,7 +144,9 @@ class _Trainer:
             say("this CPU only emulates bfloat16: training.bf16=false is faster here")
         self._replica = Replica(task.model, task.loss, self._device, hardware=hardware)
         self._accumulator = GradientAccumulator(self._replica, len(lanes), settings.micro_batch, bf16=bf16)
-        self._optimiser = make_optimiser(settings.optimiser, self._replica.model)
+        self._optimiser = make_optimiser(
+            settings.optimiser, self._replica.model, bf16=bf16, threads=self._accumulator.threads
+        )
         if self._ranks.distributed:
             # DDP settles the order in which it adds up gradients after its first pass. So the first pass is one that
             # does not count; otherwise the first step after a resume would be rounded differently.

@@ -1,6 +1,7 @@
 """Adam, or Muon for matrices and Adam for the rest, with warm-up, decay and clipping."""
 
 import math
+from functools import partial
 from typing import Literal
 
 import torch
@@ -8,7 +9,7 @@ from pydantic import Field
 from torch import nn
 
 from spalm.settings import Settings, added_since
-from spalm.training.muon import MuonOrAdam
+from spalm.training.muon import MuonOrAdam, orthogonalised
 
 
 class OptimiserSettings(Settings):
@@ -61,8 +62,13 @@ def _scheduled(settings: OptimiserSettings, step: int, steps: int) -> float:
     return settings.learning_rate * share
 
 
-def make_optimiser(settings: OptimiserSettings, model: nn.Module) -> torch.optim.AdamW:
-    """Makes the optimiser of a model's parameters; matrices alone have weight decay."""
+def make_optimiser(
+    settings: OptimiserSettings, model: nn.Module, *, bf16: bool = False, threads: int = 1
+) -> torch.optim.AdamW:
+    """Makes the optimiser of a model's parameters; matrices alone have weight decay.
+
+    Muon makes its updates in bfloat16 if the network is trained in it (`bf16`), and shares the matrices among threads.
+    """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     groups = [
         {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": settings.weight_decay},
@@ -72,4 +78,11 @@ def make_optimiser(settings: OptimiserSettings, model: nn.Module) -> torch.optim
     if settings.kind == "adam":
         return torch.optim.AdamW(groups, lr=0.0, betas=betas, fused=True)
     linear = {id(module.weight) for module in model.modules() if isinstance(module, nn.Linear)}
-    return MuonOrAdam(groups, linear, betas=betas, momentum=settings.muon_momentum, iterations=settings.muon_iterations)
+    return MuonOrAdam(
+        groups,
+        linear,
+        betas=betas,
+        momentum=settings.muon_momentum,
+        orthogonalise=partial(orthogonalised, iterations=settings.muon_iterations, bf16=bf16),
+        threads=threads,
+    )
