@@ -289,10 +289,10 @@ class Gate(nn.Module):
     def _features(self, logits: Tensor, weights: Tensor, retrieved: Retrieved, *, present: Tensor) -> Tensor:
         """Returns f_t; none of the features depends on the number of neighbours by its form."""
         distances = self._relative_distances(retrieved, present).masked_fill(~present, _FARTHEST).clamp_max(_FARTHEST)
-        weights = weights * present
+        weights, there = weights * present, present.to(weights.dtype)
         nearest = distances.amin(-1)
         pairs = (retrieved.tokens[..., :, None] == retrieved.tokens[..., None, :]).to(weights.dtype)
-        even = present / present.sum(-1, keepdim=True).clamp_min(1)
+        even = there / there.sum(-1, keepdim=True).clamp_min(1)
         features = [
             nearest,
             (nearest + _SMALL_DISTANCE).log(),
@@ -301,7 +301,7 @@ class Gate(nn.Module):
             torch.einsum("...j,...jk,...k->...", weights, pairs, weights),  # chance that two tokens drawn are the same
             torch.einsum("...j,...jk,...k->...", even, pairs, even),
             (weights * logits).sum(-1) / self.width**0.5,
-            present.to(weights.dtype).mean(-1),
+            there.mean(-1),
         ]
         return torch.stack(features, -1)
 
