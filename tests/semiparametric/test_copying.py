@@ -40,7 +40,7 @@ def some_gate(**settings) -> Gate:
     gate = Gate(GateSettings(neighbours=K, **settings), D).initialise().eval().double()
     for parameter in gate.parameters():
         parameter.data.add_(0.3 * torch.randn_like(parameter))
-    gate.fit_usual_distance(torch.full((2, K), 1.7))
+    gate.fit_usual_distance(torch.full((2, K), 1.7).double())
     return gate
 
 
@@ -53,7 +53,7 @@ def some_neighbours() -> Retrieved:
     distances[3, 2] = torch.inf
     distances[4, 1:] = torch.inf
     distances[N - 1] = torch.inf
-    return Retrieved(tokens, distances.float(), torch.randint(99, (N, K)))
+    return Retrieved(tokens, distances, torch.randint(99, (N, K)))
 
 
 def softmax(scores: list[float]) -> list[float]:
@@ -223,7 +223,8 @@ def test_every_parameter_learns_and_the_gradient_is_that_of_the_loss(settings, a
         assert torch.isfinite(parameter.grad).all(), name
         assert parameter.grad.any(), name
     with torch.no_grad():
-        for parameter in [*model.gate.parameters(), *model.base.vocabulary.parameters()]:
+        learned = [*model.gate.named_parameters(), *model.base.vocabulary.named_parameters()]
+        for name, parameter in learned:
             gradient = parameter.grad
             where = gradient.abs().argmax()
             flat, step = parameter.view(-1), 1e-5
@@ -233,7 +234,7 @@ def test_every_parameter_learns_and_the_gradient_is_that_of_the_loss(settings, a
             below = loss()
             flat[where] += step
             slope = float((above - below) / (2 * step))
-            assert slope == pytest.approx(float(gradient.reshape(-1)[where]), rel=1e-4, abs=1e-6)
+            assert slope == pytest.approx(float(gradient.reshape(-1)[where]), rel=1e-4, abs=1e-6), name
 
 
 def test_a_token_that_is_certain_or_impossible_has_finite_gradients():
@@ -253,10 +254,10 @@ def test_a_token_that_is_certain_or_impossible_has_finite_gradients():
 
 
 def test_the_first_step_begins_at_the_documented_values():
-    gate = Gate(GateSettings(neighbours=K, copying="own", **EVERYTHING), D).initialise()
-    output = gate(torch.randn(N, D), some_neighbours(), some_model().float())
+    gate = Gate(GateSettings(neighbours=K, copying="own", **EVERYTHING), D).initialise().double()
+    output = gate(torch.randn(N, D).double(), some_neighbours(), some_model())
     assert output.copied is not None
-    expected = torch.full((N,), 1 / (1 + math.exp(2))) * some_neighbours().present.any(-1)
+    expected = torch.full((N,), 1 / (1 + math.exp(2))).double() * some_neighbours().present.any(-1)
     torch.testing.assert_close(output.copied.share, expected)
     assert output.gate[0, 0].item() == pytest.approx(1 / (1 + math.exp(-2)))
     assert gate.log_scale is not None
