@@ -14,7 +14,9 @@ IndexKind = Literal["exact", "faiss", "disk", "scann"]
 """Name of a kind of index."""
 MetricName = Literal["l2", "ip", "cosine"]
 """Name of a metric by which vectors are near each other."""
-NetworkName = Literal["transformer", "transformer-xl", "spalm", "transformer-xl-restarted", "spalm-literal"]
+NetworkName = Literal[
+    "transformer", "transformer-xl", "spalm", "transformer-xl-restarted", "spalm-literal", "spalm-extended"
+]
 """Name of a network that a run trains."""
 RowName = Literal[
     "transformer",
@@ -26,6 +28,7 @@ RowName = Literal[
     "spalm-literal",
     "spalm",
     "spalm+knn",
+    "spalm-extended",
     "spalm-adaptive",
     "nearest",
     "exact",

@@ -260,7 +260,7 @@ def test_a_run_keeps_its_figures_and_loses_the_document(finished, tmp_path):
     assert again.corpus.digest == before
     assert again.results == run.results
     assert (again.neighbours.array("train.ids")[rows] == -1).all()
-    for row in ("spalm", "spalm-literal"):
+    for row in ("spalm", "spalm-literal", "spalm-extended"):
         assert np.isin(finished.records(row).of("test", "neighbours"), rows).any()
         assert not np.isin(again.records(row).of("test", "neighbours"), rows).any()
         again.log_probabilities(row, "test")

@@ -1,4 +1,4 @@
-"""Controls in the table: rows that are always there, those that are asked for, and what each of them is."""
+"""Rows of the table that are always there, those that are asked for, and what each of them is."""
 
 from io import StringIO
 from pathlib import Path
@@ -16,8 +16,9 @@ from spalm.semiparametric import GateSettings, Retriever
 from support.small_runs import small_recipe, small_run
 from support.small_texts import sentences
 
-TRAINED = ("transformer-xl-restarted", "spalm-literal")
-"""The rows for which a network is trained."""
+TRAINED = ("transformer-xl-restarted", "spalm-literal", "spalm-extended")
+"""The rows for which a network is trained when they are asked for."""
+ALL = ("controls=true", "extended=true", "extended_gate.copy_width=5")
 SEGMENT, MEMORY = 8, 8
 GRID = (0.05, 0.1, 0.2, 0.3, 0.4)
 pytestmark = pytest.mark.slow
@@ -40,8 +41,8 @@ def before(book, tmp_path_factory) -> tuple[FinishedRun, dict[Path, tuple[bytes,
 
 @pytest.fixture(scope="module")
 def controlled(book, before) -> Run:
-    """The same run, with controls."""
-    run = small_run(small_recipe(book, "controls=true"), before[0].directory)
+    """The same run, with controls and the extended row."""
+    run = small_run(small_recipe(book, *ALL), before[0].directory)
     run.everything(Console(quiet=True))
     return run
 
@@ -55,7 +56,7 @@ def files_of(folder: Path) -> dict[Path, tuple[bytes, int]]:
     return {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in folder.rglob("*") if path.is_file()}
 
 
-def test_controls_come_when_they_are_asked_for_and_nothing_else_is_made_again(before, finished):
+def test_rows_come_when_they_are_asked_for_and_nothing_else_is_made_again(before, finished):
     run, files = before
     assert run.rows == [name for name in ROWS if name not in TRAINED]
     assert finished.rows == list(ROWS)
@@ -73,12 +74,14 @@ def test_controls_come_when_they_are_asked_for_and_nothing_else_is_made_again(be
 
 
 def test_recipes_say_which_rows_there_are(book):
-    assert "controls" not in small_recipe(book).as_json()
+    assert not small_recipe(book).as_json().keys() & {"controls", "extended", "extended_gate"}
     assert small_recipe(book, "controls=true").as_json()["controls"] is True
-    assert small_recipe(book, "controls=true").rows == list(ROWS)
-    scratch = small_recipe(book, "controls=true", "spalm.start=0")
+    assert small_recipe(book, "controls=true").rows == [name for name in ROWS if name != "spalm-extended"]
+    assert small_recipe(book, "extended=true").networks == ["transformer", "transformer-xl", "spalm", "spalm-extended"]
+    assert small_recipe(book, *ALL).rows == list(ROWS)
+    scratch = small_recipe(book, *ALL, "spalm.start=0")
     assert scratch.rows == [name for name in ROWS if name != "transformer-xl-restarted"]
-    assert scratch.networks == ["transformer", "transformer-xl", "spalm", "spalm-literal"]
+    assert scratch.networks == ["transformer", "transformer-xl", "spalm", "spalm-literal", "spalm-extended"]
     without = small_recipe(book, "spalm.gate.neighbours=0")
     assert "knn-lm-literal" not in without.rows
     with pytest.raises(InputError, match="as many neighbours as SPALM, which is 0 here"):
@@ -101,6 +104,45 @@ def test_the_literal_spalm_is_the_papers_equations_from_scratch(finished):
     ids = finished.neighbours.array("test.ids")[:, :4]
     np.testing.assert_array_equal(finished.records("spalm-literal").of("test", "neighbours"), ids)
     assert finished.records("spalm-literal").of("test", "gate").shape[1] == 1
+
+
+def test_the_extended_row_has_spalms_start_and_neighbours_and_a_gate_of_its_own(book, finished):
+    trained, own = finished.network("spalm-extended"), finished.network("spalm")
+    gate = trained.model_settings.spalm.gate
+    assert gate == small_recipe(book, *ALL).gated_model("spalm-extended").spalm.gate
+    assert (gate.neighbours, gate.copying, gate.copy_width) == (4, "own", 5)
+    assert own.model_settings.spalm.gate == GateSettings(neighbours=4)
+    assert trained.model_settings.first_step == own.model_settings.first_step == 12
+    assert trained.manifest["parents"] == own.manifest["parents"]
+    ids = finished.neighbours.array("test.ids")[:, :4]
+    np.testing.assert_array_equal(finished.records("spalm-extended").of("test", "neighbours"), ids)
+
+
+@torch.inference_mode()
+def test_the_records_of_the_extended_row_are_what_its_network_computes(finished):
+    records, text = finished.records("spalm-extended"), finished.corpus.split("test")
+    spalm = finished.network("spalm-extended").load(torch.device("cpu"))
+    near = finished.neighbours.array("train.distances")[:, 0]
+    usual = near[np.linspace(0, len(near) - 1, min(len(near), 1 << 14)).astype(int)].mean()
+    assert float(spalm.gate.usual_distance) == pytest.approx(usual, rel=1e-5)
+    retriever, inputs, memory = Retriever(finished.neighbours, "test", 4), [text.start, *text.tokens.tolist()], None
+    found, alone, shares = [], [], []
+    for begin in range(0, len(text), SEGMENT):  # one lane, segment by segment, with the memory of training
+        rows = np.arange(begin, min(begin + SEGMENT, len(text)))
+        hidden, layer_inputs = spalm.base(torch.tensor([inputs[begin : begin + len(rows)]]), memory)
+        memory = layer_inputs  # M is a segment
+        output = spalm.gate(hidden[0], retriever(rows), spalm.base)
+        log_probabilities = output.log_probabilities(spalm.base)
+        torch.testing.assert_close(log_probabilities.exp().sum(-1), torch.ones(len(rows)))
+        targets = torch.from_numpy(text.targets(rows))[:, None]
+        found += log_probabilities.gather(-1, targets)[:, 0].tolist()
+        alone += spalm.base.log_probabilities(hidden[0]).gather(-1, targets)[:, 0].tolist()
+        shares += output.copied.share.tolist()
+    np.testing.assert_allclose(records.log_probabilities("test"), found, atol=1e-4)
+    np.testing.assert_allclose(records.of("test", "without_memory"), alone, atol=1e-4)
+    np.testing.assert_allclose(records.of("test", "copied"), shares, atol=1e-3)
+    ablated = finished.result("spalm-extended")["without_long_term_memory"]["test"]
+    assert ablated == pytest.approx(np.exp(-np.mean(alone)), rel=1e-4)
 
 
 def test_the_restarted_network_has_no_neighbours_and_the_start_of_spalm(finished):

@@ -79,13 +79,13 @@ def test_without_neighbours_or_with_an_open_gate_it_is_transformer_xl_exactly():
     tokens = torch.randint(V, (B, T))
     plain, _ = model.base(tokens)
     none, _ = model(tokens, None, some_neighbours(B, T, 0))
-    assert torch.equal(none, plain)
+    assert torch.equal(none.vectors, plain)
     model.gate.gate.bias.data.fill_(1e4)  # a sigmoid of this is 1
     held, _ = model(tokens, None, some_neighbours(B, T, K))
-    torch.testing.assert_close(held, plain, rtol=0, atol=0)
+    torch.testing.assert_close(held.vectors, plain, rtol=0, atol=0)
     model.gate.gate.bias.data.fill_(0.0)
     mixed, _ = model(tokens, None, some_neighbours(B, T, K))
-    assert not torch.allclose(mixed, plain)
+    assert not torch.allclose(mixed.vectors, plain)
 
 
 def test_neighbour_dropout_hides_them_in_training_only():
@@ -105,7 +105,7 @@ def test_it_learns_through_the_retrieved_tokens_too():
     tokens = torch.zeros(1, T, dtype=torch.long)
     retrieved = Retrieved(torch.full((1, T, 1), 7), torch.ones(1, T, 1), torch.ones(1, T, 1).long())
     mixed, _ = model(tokens, None, retrieved)
-    mixed[..., 0].sum().backward()
+    mixed.vectors[..., 0].sum().backward()
     gradient = model.base.vocabulary.table.grad
     assert gradient[7].abs().sum() > 0
     assert gradient[9].abs().sum() == 0

@@ -175,15 +175,20 @@ def test_the_papers_order_is_said_of_each_kind_of_spalm():
     reached = _spalm_reaches_knn(
         {
             5: results(knn_lm=50, spalm=60, knn_lm_literal=55, spalm_literal=60, spalm_adaptive=1),
-            2000: results(knn_lm=40, spalm=40, knn_lm_literal=45, spalm_literal=50),
+            2000: results(knn_lm=40, spalm=40, knn_lm_literal=45, spalm_literal=50, spalm_extended=44),
             8000: results(knn_lm=30, spalm=29),
         },
         "test",
     )
-    assert reached == {"spalm": {"at": [2000, 8000], "not_at": [5]}, "spalm-literal": {"at": [], "not_at": [5, 2000]}}
+    assert reached == {
+        "spalm": {"at": [2000, 8000], "not_at": [5]},
+        "spalm-literal": {"at": [], "not_at": [5, 2000]},
+        "spalm-extended": {"at": [2000], "not_at": []},
+    }
     assert _order(reached) == (
         "The paper's order: spalm is at or below knn-lm at 2,000 and 8,000 steps, not at 5; "
-        "spalm-literal is at or below knn-lm-literal at no level."
+        "spalm-literal is at or below knn-lm-literal at no level; "
+        "spalm-extended is at or below knn-lm-literal at every level."
     )
     assert _order({"spalm": {"at": [1, 2, 3], "not_at": []}}).endswith("spalm is at or below knn-lm at every level.")
 

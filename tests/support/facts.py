@@ -62,6 +62,7 @@ def make_run(texts: Path, out: Path) -> Run:
             "adaptive": {"passes": 4, "batch_size": 256, "width": 16},
             "evaluation": {"unit": "perplexity/token"},
             "controls": True,
+            "extended": True,
         },
         "test",
     )

@@ -15,7 +15,14 @@ from spalm.memory import MemorySettings
 from spalm.neighbours import NeighbourSettings
 from spalm.runs.evaluation import EvaluationSettings
 from spalm.runs.rows import KEY_NETWORK, ROWS, NetworkName, Row, RowName, networks_of
-from spalm.semiparametric import AdaptiveSettings, GateSettings, KnnSettings, SpalmModelSettings, SpalmSettings
+from spalm.semiparametric import (
+    AdaptiveSettings,
+    ExtendedGateSettings,
+    GateSettings,
+    KnnSettings,
+    SpalmModelSettings,
+    SpalmSettings,
+)
 from spalm.settings import Settings, added_since, override, read_yaml
 from spalm.training import TrainingSettings
 
@@ -58,6 +65,10 @@ class Recipe(Settings):
     """How the models are evaluated."""
     controls: bool = added_since(default=False)
     """Also train and evaluate the rows that are controls: transformer-xl-restarted and spalm-literal."""
+    extended: bool = added_since(default=False)
+    """Also train and evaluate spalm-extended, which goes beyond the paper."""
+    extended_gate: ExtendedGateSettings = added_since(ExtendedGateSettings())
+    """The gate of spalm-extended, which starts where SPALM does and attends to as many neighbours by default."""
     paper: list[PaperRow] = []
     """The paper's figures for this set-up."""
 
@@ -69,7 +80,13 @@ class Recipe(Settings):
             raise ValueError(
                 f"spalm.gate.neighbours = {gate}, the table holds neighbours.count = {table.count}; raise that"
             )
-        for name, wanted in (("spalm.gate", gate), ("evaluation", self.evaluation.neighbours or 0)):
+        extended = self.gated_model("spalm-extended").spalm.gate.attended
+        if extended > table.count:
+            raise ValueError(
+                f"extended_gate.neighbours = {extended}, the table holds neighbours.count = {table.count}; raise that"
+            )
+        at_test = {"spalm.gate": gate, "extended_gate": extended, "evaluation": self.evaluation.neighbours or 0}
+        for name, wanted in at_test.items():
             if wanted > table.held_out:
                 raise ValueError(
                     f"{name}.neighbours = {wanted}, the table holds neighbours.held_out = {table.held_out}; raise that"
@@ -105,10 +122,12 @@ class Recipe(Settings):
         return SpalmModelSettings(network=self.network, training=self.training, spalm=spalm)
 
     def gated_model(self, name: NetworkName) -> SpalmModelSettings:
-        """Returns the settings of SPALM or of one of its controls; refuses a control that the recipe cannot have."""
+        """Returns the settings of a network with a gate; refuses a control that the recipe cannot have."""
         spalm = self.spalm_model.spalm
         if name == "spalm-literal":
             spalm = SpalmSettings(start=0, gate=GateSettings.of_paper(spalm.gate.attended))
+        elif name == "spalm-extended":
+            spalm = SpalmSettings(start=spalm.start, gate=self.extended_gate.with_neighbours(spalm.gate.attended))
         elif name == "transformer-xl-restarted":
             if not spalm.start:
                 raise InputError(
@@ -127,7 +146,8 @@ class Recipe(Settings):
     def rows(self) -> list[RowName]:
         """Names of the rows of the results, in order."""
         possible = {"transformer-xl-restarted": self.spalm.start > 0, "knn-lm-literal": self.attended_at_test > 0}
-        return [name for name, row in ROWS.items() if (self.controls or not row.control) and possible.get(name, True)]
+        asked = {None: True, "controls": self.controls, "extended": self.extended}
+        return [name for name, row in ROWS.items() if asked[row.asked_by] and possible.get(name, True)]
 
     @property
     def networks(self) -> list[NetworkName]:

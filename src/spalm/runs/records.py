@@ -5,6 +5,7 @@
 | log_probabilities | log p of the actual token |
 | without_memory | log p of the actual token with the long-term memory ablated (SPALM only) |
 | gate | g_t (SPALM only) |
+| copied | c_t: share of the probabilities that goes to copied tokens (a SPALM that copies) |
 | neighbours, distances, attention | ids of the entries attended to, how far they are, and their weights (SPALM only) |
 | entropy, highest, hidden | inputs of the adaptive mixture, where neighbours are known |
 | of_retrieved, of_matched | log p of the neighbours' tokens, and of those that followed exact matches |

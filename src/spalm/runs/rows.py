@@ -12,8 +12,8 @@ NETWORKS: tuple[NetworkName, ...] = get_args(NetworkName)
 """The networks that are trained, in order."""
 PlainNetwork = Literal["transformer", "transformer-xl"]
 """A network without a gate. The others have one, which transformer-xl-restarted does not use."""
-GATED_NETWORKS: tuple[NetworkName, ...] = ("spalm", "spalm-literal")
-"""The networks in which retrieved tokens pass through the paper's gate."""
+GATED_NETWORKS: tuple[NetworkName, ...] = ("spalm", "spalm-literal", "spalm-extended")
+"""The networks in which retrieved tokens pass through the paper's gate, or an extended one."""
 KEY_NETWORK: Final = "transformer"
 """The network whose hidden states are the keys of the long-term memory. It has no memory itself."""
 REFERENCE_ROW: Final = "transformer-xl"
@@ -39,12 +39,12 @@ class Row:
     """Whether windows overlap by three quarters at least, so that every token has that much left context."""
     literal: bool = False
     """Whether the row keeps to the paper's equations and grid as they are written."""
-    control: bool = False
-    """Whether the row is made only with the recipe's `controls`, because a network is trained for it."""
+    asked_by: Literal["controls", "extended"] | None = None
+    """Setting of the recipe with which alone the row is made, because a network is trained for it; None: always."""
 
     @property
     def gated(self) -> bool:
-        """Whether retrieved tokens reach the network's output through the paper's gate."""
+        """Whether retrieved tokens reach the network's output through a gate."""
         return self.network in GATED_NETWORKS
 
     @property
@@ -64,12 +64,13 @@ ROWS: dict[RowName, Row] = {
         Row("transformer", "transformer"),
         Row("transformer-overlap", "transformer", overlapping=True),
         Row("transformer-xl", "transformer-xl"),
-        Row("transformer-xl-restarted", "transformer-xl-restarted", compared_with=REFERENCE_ROW, control=True),
+        Row("transformer-xl-restarted", "transformer-xl-restarted", compared_with=REFERENCE_ROW, asked_by="controls"),
         Row("knn-lm-literal", "transformer-xl", "knn", compared_with=REFERENCE_ROW, literal=True),
         Row("knn-lm", "transformer-xl", "knn", compared_with=REFERENCE_ROW),
-        Row("spalm-literal", "spalm-literal", compared_with=REFERENCE_ROW, literal=True, control=True),
+        Row("spalm-literal", "spalm-literal", compared_with=REFERENCE_ROW, literal=True, asked_by="controls"),
         Row("spalm", "spalm", compared_with=REFERENCE_ROW),
         Row("spalm+knn", "spalm", "knn", compared_with=REFERENCE_ROW),
+        Row("spalm-extended", "spalm-extended", compared_with=REFERENCE_ROW, asked_by="extended"),
         Row("spalm-adaptive", "spalm", "adaptive", compared_with=REFERENCE_ROW),
         Row("nearest", "transformer-xl", "adaptive", compared_with=REFERENCE_ROW),
         Row("exact", "transformer-xl", "adaptive", sources=("matches",), compared_with=REFERENCE_ROW),

@@ -8,8 +8,9 @@ from spalm.semiparametric.combiner import (
     MixtureCombiner,
     PlainCombiner,
 )
+from spalm.semiparametric.copying import CopyTerm
 from spalm.semiparametric.examples import BaseOutputs, TrainingExamples
-from spalm.semiparametric.gate import Gate, GateOutput, GateSettings
+from spalm.semiparametric.gate import ExtendedGateSettings, Gate, GateOutput, GateSettings
 from spalm.semiparametric.knn import Knn, KnnSettings, tune_knn
 from spalm.semiparametric.matched import Matched, Matcher
 from spalm.semiparametric.mixture.adaptive import AdaptiveMixture, AdaptiveSettings, learn_mixture
@@ -25,6 +26,8 @@ __all__ = [
     "BaseOutputs",
     "CombinedPrediction",
     "Combiner",
+    "CopyTerm",
+    "ExtendedGateSettings",
     "Gate",
     "GateCombiner",
     "GateOutput",

@@ -33,7 +33,8 @@ class CombinedPrediction:
     log_probabilities: Float[Tensor, "n vocabulary"]
     """log p of every token, normalised over the whole vocabulary."""
     network_share: Float[Tensor, "n"]
-    """Share of the network, the mean of g_t or 1 - lambda_t; the rest is the memory's."""
+    """Share of the network: the mean of g_t, times 1 - c_t where tokens are copied, or 1 - lambda_t; the rest is the
+    memory's."""
     neighbour_weights: Float[Tensor, "n count"]
     """Weights of the neighbours within the memory's share, nearest first. There may be fewer columns than neighbours,
     as a combiner uses only the nearest ones."""
@@ -121,7 +122,7 @@ class PlainCombiner:
 
 @dataclass(frozen=True)
 class GateCombiner:
-    """SPALM: retrieved tokens enter the hidden state through the gate."""
+    """SPALM: retrieved tokens enter the hidden state through the gate, and the probabilities where the gate copies."""
 
     gate: Gate
     uses_neighbours, uses_matches = True, False
@@ -135,7 +136,7 @@ class GateCombiner:
         logits: Logits = None,  # noqa: ARG002 - those without the gate
     ) -> CombinedPrediction:
         output = self.gate(hidden, retrieved.nearest(self.gate.settings.attended), model)
-        return CombinedPrediction(model.log_probabilities(output.vectors), output.gate.mean(-1), output.attention)
+        return CombinedPrediction(output.log_probabilities(model), output.network_share, output.neighbour_weights)
 
 
 @dataclass(frozen=True)

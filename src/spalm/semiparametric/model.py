@@ -35,10 +35,16 @@ class Spalm(nn.Module):
 
     def forward(
         self, tokens: Int[Tensor, "batch time"], memory: list[Tensor] | None, retrieved: Retrieved
-    ) -> tuple[Float[Tensor, "batch time width"], list[Tensor]]:
-        """Returns z of a segment, and the inputs of every layer."""
+    ) -> tuple[GateOutput, list[Tensor]]:
+        """Returns the gate's output for a segment, and the inputs of every layer."""
         hidden, layer_inputs = self.base(tokens, memory)
-        return self.apply_gate(hidden, retrieved).vectors, layer_inputs
+        return self.apply_gate(hidden, retrieved), layer_inputs
+
+    def loss(self, output: GateOutput, targets: Int[Tensor, "batch time"]) -> Float[Tensor, ""]:
+        """Returns minus the sum of the targets' log-probabilities."""
+        if output.copied is None:
+            return self.base.vocabulary.loss(output.vectors.flatten(0, 1), targets.flatten())
+        return -output.target_log_probabilities(self.base, targets).sum()
 
     @property
     def device(self) -> torch.device:

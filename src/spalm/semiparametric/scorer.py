@@ -13,7 +13,7 @@ from spalm.lm import LanguageModel, Reading, hidden_states
 from spalm.lm.reading import refuse_divergence
 from spalm.neighbours import MISSING
 from spalm.semiparametric.examples import BaseOutputs
-from spalm.semiparametric.gate import Gate
+from spalm.semiparametric.gate import Gate, GateOutput
 from spalm.semiparametric.retrieval import Retrieved, Retriever
 
 _ROWS = 1024
@@ -39,26 +39,30 @@ class Scorer:
         if self.retrievers is None:
             return {"log_probabilities": self.model.target_log_probabilities(hidden, targets)}
         retrieved = self.retrievers[split.split](positions).to(hidden.device)
-        found, mixed = {}, hidden
+        output, found = GateOutput.of_network(hidden), {}
         if self.gate is not None:
             attended = retrieved.nearest(self.gate.settings.attended)
             output = self.gate(hidden, attended, self.model)
-            mixed = output.vectors
             found["gate"], found["attention"] = output.gate.half(), output.attention.half()
             found["neighbours"], found["distances"] = attended.ids, attended.distances
+            if self.gate.copier is not None:
+                share = hidden.new_zeros(len(hidden)) if output.copied is None else output.copied.share
+                found["copied"] = share.half()
         if self.log_probabilities_only:
-            return {"log_probabilities": self.model.target_log_probabilities(mixed, targets)}
+            return {"log_probabilities": output.target_log_probabilities(self.model, targets)}
         if self.gate is not None:
             found["without_memory"] = self.model.target_log_probabilities(hidden, targets)
         parts = [
-            self._outputs(hidden[rows], mixed[rows], retrieved[rows], targets=targets[rows])
+            self._outputs(hidden[rows], output[rows], retrieved[rows], targets=targets[rows])
             for rows in torch.arange(len(hidden), device=hidden.device).split(_ROWS)
         ]
         return {**found, **{name: torch.cat([part[name] for part in parts]) for name in parts[0]}}
 
-    def _outputs(self, hidden: Tensor, mixed: Tensor, retrieved: Retrieved, *, targets: Tensor) -> dict[str, Tensor]:
+    def _outputs(
+        self, hidden: Tensor, output: GateOutput, retrieved: Retrieved, *, targets: Tensor
+    ) -> dict[str, Tensor]:
         """Returns what needs the distribution over the vocabulary: log p of the targets, and inputs of mixtures."""
-        log_probabilities = self.model.log_probabilities(mixed)
+        log_probabilities = output.log_probabilities(self.model)
         base = BaseOutputs.of(hidden, log_probabilities, retrieved)
         of_matched = {} if base.of_matched is None else {"of_matched": base.of_matched.half()}
         return {

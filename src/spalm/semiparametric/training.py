@@ -52,6 +52,9 @@ class SpalmModelSettings(ModelSettings):
         return self.spalm.first_step(self.training.steps)
 
 
+_SAMPLE = 1 << 14
+"""Number of training positions from which the usual distance of a neighbour is found."""
+
 RetrieveFunction = Callable[[np.ndarray], Retrieved]
 """A function from positions to their neighbours."""
 
@@ -61,9 +64,8 @@ def spalm_segment_loss(
 ) -> tuple[Tensor, list[Tensor]]:
     """Returns the summed cross-entropy of a segment, and the short-term memory after it."""
     retrieved = retrieve(batch.positions).to(batch.inputs.device)
-    mixed, layer_inputs = model(batch.inputs, memory or None, retrieved)
-    loss = model.base.vocabulary.loss(mixed.flatten(0, 1), batch.targets.flatten())
-    return loss, next_memory(memory or None, layer_inputs, memory_length)
+    output, layer_inputs = model(batch.inputs, memory or None, retrieved)
+    return model.loss(output, batch.targets), next_memory(memory or None, layer_inputs, memory_length)
 
 
 def train_spalm(
@@ -89,7 +91,10 @@ def train_spalm(
             model.base = start.kept()
         if not gate.neighbours:
             model.gate.requires_grad_(requires_grad=False)  # no gradient reaches it
-        retrieve: RetrieveFunction = Retriever(table, "train", gate.attended)
+        retriever = Retriever(table, "train", gate.attended)
+        if gate.uses_usual_distance:
+            model.gate.fit_usual_distance(retriever(_sample(len(corpus.split("train")))).distances)
+        retrieve: RetrieveFunction = retriever
         if execution.hardware.compile:
             # Reading from disk cannot be compiled.
             retrieve = torch.compiler.disable(retrieve.__call__)  # pyright: ignore[reportAssignmentType]
@@ -124,6 +129,11 @@ def train_spalm(
     parents |= {} if start is None else {"start": start.digest}
     run_training_stage(Stage(KIND, _VERSION, settings.as_json(), parents), directory, make, execution=execution)
     return TrainedSpalm(directory)
+
+
+def _sample(count: int) -> np.ndarray:
+    """Returns positions spread evenly over `count`."""
+    return np.linspace(0, count - 1, min(count, _SAMPLE)).astype(np.int64)
 
 
 class TrainedSpalm(Artifact):

@@ -12,7 +12,7 @@ from spalm.generation import AttachedModels
 from spalm.generation.inspection import CorpusPassage, Explorer, Switches
 from spalm.runs import ROWS
 
-MEMORY = ("knn-lm", "spalm", "spalm+knn", "spalm-adaptive")
+MEMORY = ("knn-lm", "spalm", "spalm+knn", "spalm-adaptive", "spalm-extended")
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +97,7 @@ def test_without_every_document_it_is_the_network_alone(explorer, finished, plac
     off = Switches(documents=frozenset(finished.memory.entries().live_documents.numbers.tolist()))
     found, plain = explorer.passage(place, off)["models"], explorer.passage(place)["models"]
     assert found["knn-lm"]["log_probabilities"] == pytest.approx(plain["transformer-xl"]["log_probabilities"], abs=1e-4)
-    for model in ("spalm", "spalm+knn", "spalm-adaptive"):
+    for model in ("spalm", "spalm+knn", "spalm-adaptive", "spalm-extended"):
         assert found[model]["log_probabilities"] == pytest.approx(plain[model]["without_memory"], abs=1e-4)
         assert set(found[model]["network"]) == {1.0}
     token = explorer.token(place, 20, off)

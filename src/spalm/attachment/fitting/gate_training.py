@@ -35,7 +35,9 @@ def learn_gate(
 ) -> Gate:
     """Returns a gate trained on these positions."""
     torch.manual_seed(training.seed)
-    gate = Gate(settings, model.width).initialise().to(model.device)
+    gate = Gate(settings, model.width).initialise()
+    gate.fit_usual_distance(examples.retrieved.distances)
+    gate.to(model.device)
     steps = training.passes * -(-len(examples) // training.batch_size)
     with bar("train the gate", steps) as shown:
 
@@ -57,4 +59,4 @@ def gate_log_probabilities(gate: Gate, model: LanguageModel, examples: TrainingE
 def _target_log_probabilities(gate: Gate, model: LanguageModel, batch: TrainingExamples) -> Float[Tensor, "n"]:
     retrieved = batch.retrieved.nearest(gate.settings.attended).to(model.device)
     output = gate(batch.base.hidden.to(model.device), retrieved, model)
-    return model.target_log_probabilities(output.vectors, batch.targets.to(model.device))
+    return output.target_log_probabilities(model, batch.targets.to(model.device))

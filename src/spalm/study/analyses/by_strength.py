@@ -27,6 +27,8 @@ from spalm.study.drawing import COLOURS, Axes
 _FOLDER = "by-steps"
 _SPALM, _KNN = "spalm", "knn-lm"
 """Beginnings of the names of the rows whose order is compared with the paper's."""
+_SAME_NEIGHBOURS = {"spalm-extended": "knn-lm-literal"}
+"""Rows of SPALM without a row of kNN-LM of their name, and the one with as many neighbours."""
 _EXPECTED = {"title", "paper", "training.steps", "training.evaluate_every", "training.optimiser.warm_up"}
 """Settings in which a level differs from the run by what it is, and those that change no figure."""
 _NAMED = 3
@@ -156,17 +158,23 @@ def _gain(base: float, figure: float, unit: Unit) -> tuple[float, float]:
 def _spalm_reaches_knn(results: Mapping[int, Sequence[ResultRow]], split: HeldOut) -> dict[str, dict[str, list[int]]]:
     """Returns the numbers of steps at which rows of SPALM are at or below their rows of kNN-LM, and those at which not.
 
-    `spalm` is compared with `knn-lm`, and `spalm-x` with `knn-lm-x` where there is one.
+    `spalm` is compared with `knn-lm`, `spalm-x` with `knn-lm-x` where there is one, and `spalm-extended` with the row
+    that has as many neighbours.
     """
     found: dict[str, dict[str, list[int]]] = {}
     for steps, rows in results.items():
         figures: dict[str, float] = {row["model"]: row[split] for row in rows}
         for name in [row["model"] for row in rows if row["model"].startswith(_SPALM)]:
-            knn = figures.get(_KNN + name.removeprefix(_SPALM))
+            knn = figures.get(_rival(name))
             if knn is not None:
                 places = found.setdefault(name, {"at": [], "not_at": []})
                 places["at" if figures[name] <= knn else "not_at"].append(steps)
     return found
+
+
+def _rival(name: str) -> str:
+    """Returns the name of the row of kNN-LM that a row of SPALM is compared with."""
+    return _SAME_NEIGHBOURS.get(name, _KNN + name.removeprefix(_SPALM))
 
 
 def _order(reached: Mapping[str, Mapping[str, Sequence[int]]]) -> str:
@@ -176,7 +184,7 @@ def _order(reached: Mapping[str, Mapping[str, Sequence[int]]]) -> str:
         where = f"at {_listed(places['at'])} steps, not at {_listed(places['not_at'])}"
         if not places["at"] or not places["not_at"]:
             where = "at every level" if places["at"] else "at no level"
-        parts.append(f"{name} is at or below {_KNN}{name.removeprefix(_SPALM)} {where}")
+        parts.append(f"{name} is at or below {_rival(name)} {where}")
     return f"The paper's order: {'; '.join(parts)}." if parts else ""
 
 
