@@ -136,7 +136,7 @@ def test_answers_with_different_memories_side_by_side_are_what_each_is_alone(mod
 
 def test_what_was_read_for_other_memories_is_not_read_on_from(model):
     """A client must not find out by time which passages of a memory others were given."""
-    prompt = model.tokeniser.prompt("ka1 lo2 " * 30)
+    prompt = model.tokeniser.prompt("ka1 " * 20)
     batch = AnswerBatch(model, slots=3)
     for names, reused in ((["north"], 0), (["south"], 0), (["north"], len(prompt) - 1), ([], 0)):
         before, selected = batch.reused_tokens, model.models.memories.select(names)
@@ -227,9 +227,7 @@ def test_a_memory_alone_that_was_read_in_other_windows_is_searched_and_changed(c
     assert answer.citations[0].memory == "alone"
     model.memories["alone"].add("second", "ww7 vv8 ww9 .\n")
     assert Memory(memory.directory).entries().with_keys.live_documents.names == ["first", "second"]
-    assert {path.name for path in memory.directory.iterdir()} == {
-        path.name for path in changing.memory.store.directory.iterdir()
-    }
+    assert "index" not in {path.name for path in memory.directory.iterdir()}, "compact would leave it as it is"
 
 
 def test_a_memory_without_keys_is_matched_exactly(changing, tmp_path):

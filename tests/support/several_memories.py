@@ -12,8 +12,8 @@ from spalm.semiparametric import Knn, KnnCombiner, PlainCombiner
 from support.servers import copied, with_combiner
 
 CPU = spalm.Execution(spalm.Hardware("cpu", 1))
-NORTH = "zz9 qq8 zz7 qq6 zz9 qq5 .\nzz9 qq8 zz7 ka1 mi4 .\n\nmi7 nu9 zz3 lo24 lo3 zz9 .\n" * 2
-SOUTH = "xx1 yy2 xx3 yy4 xx1 yy5 .\nzz9 qq8 xx7 yy9 lo3 .\n\nmi7 nu9 ka22 xx24 lo3 xx1 .\n" * 2
+NORTH = "zz9 qq8 zz7 qq6 zz9 .\n\nmi7 nu9 zz3 lo24 zz9 .\n"
+SOUTH = "zz9 qq8 xx7 yy9 lo3 .\n\nxx1 yy2 xx3 yy4 xx1 .\n"
 TEXTS = {"north": {"map.md": NORTH, "note.md": "nu5 zz1 zz2 .\n" * 3}, "south": {"map.md": SOUTH}}
 """Texts by memory and document; a name occurs in both."""
 
