@@ -74,8 +74,9 @@ def replace_memory(citation):
 def test_each_citation_names_its_memory(model):
     answer = trusting(model).generate("zz9 qq8 zz7 qq6", max_tokens=8)
     assert (answer.citations[0].memory, answer.citations[0].document) == ("north", "map.md")
-    answer = trusting(model).generate("xx1 yy2 xx3 yy4", max_tokens=8)
-    assert (answer.citations[0].memory, answer.citations[0].document) == ("south", "map.md")
+    for names in (["north"], ["south"], ["own"]):
+        cited = trusting(model).generate("zz9 qq8 xx7", max_tokens=8, memories=names).citations
+        assert {source.memory for each in cited for source in each.sources} == {*names}
 
 
 def test_passages_are_ranked_as_in_one_memory(model, whole):
