@@ -17,7 +17,7 @@ import argparse
 import copy
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,12 +27,12 @@ import torch
 from torch import Tensor
 
 from footballers import smollm2
-from key_states import BEFORE, DOMAINS, EARLIER, FEED_FORWARD, FINAL, DomainStates, read_domain
+from key_states import BEFORE, DOMAINS, EARLIER, FEED_FORWARD, FINAL, DomainStates, PlacesInModel, read_domain
 from spalm.attachment.base import PretrainedBase
 from spalm.attachment.fitting.examples import examples_with_each
 from spalm.attachment.fitting.learning import mixture_log_probabilities
 from spalm.attachment.settings import AttachSettings
-from spalm.compute import Hardware
+from spalm.compute import Hardware, has_bf16
 from spalm.console import print_json, say
 from spalm.corpus.pretrained_tokeniser import PretrainedTokeniser
 from spalm.errors import InputError
@@ -46,10 +46,12 @@ from spalm.semiparametric import KnnSettings, Matched, Retrieved, TrainingExampl
 from spalm.semiparametric.mixture.adaptive import calibrate
 
 NEIGHBOURS = 256
+KNN_LM, MIXTURE = "knn-lm", "mixture"
+"""What is measured with each kind of key: nearest contexts alone, and the mixture of these and exact matches."""
 _ROWS = 512
 """Queries whose distances are in memory at a time."""
-STEPS, ANCHORS, CANDIDATES = 400, 256, 4096
-"""Steps of fitting a projection, and numbers of positions in each that ask and that are compared."""
+ANCHORS, CANDIDATES = 256, 4096
+"""Numbers of positions in a step of fitting a projection that ask, and that are compared."""
 _JUDGED, _EVERY = 1024, 40
 """Number of positions of other documents by which a projection is judged, and of steps between."""
 _SAMPLES = 2000
@@ -85,10 +87,10 @@ def neighbour_loss(asked: Tensor, compared: Tensor, same_token: Tensor, same_doc
 
 
 def fit_projection(
-    states: Tensor, targets: Tensor, documents: Tensor, *, width: int, judged: Tensor, seed: int = 1
+    states: Tensor, targets: Tensor, documents: Tensor, *, width: int, judged: Tensor, steps: int
 ) -> Projection:
     """Returns a projection fitted to the positions that are not `judged`; it is the best by the judged ones."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(1)
     learned, held = (~judged).nonzero()[:, 0], judged.nonzero()[:, 0]
     start = Projection.learn(states[learned].numpy(), width)
     centred = states - torch.from_numpy(start.mean)
@@ -96,7 +98,7 @@ def fit_projection(
     spread = torch.cdist(first, first).square().median()
     directions = (torch.from_numpy(start.directions) * (8 / spread).sqrt()).requires_grad_()
     optimiser = torch.optim.Adam([directions], 0.02 * float(directions.detach().std()))
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, STEPS)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps)
 
     def loss(asked: Tensor, compared: Tensor) -> Tensor:
         same_token = targets[asked, None] == targets[compared]
@@ -105,7 +107,7 @@ def fit_projection(
 
     some = held[torch.randperm(len(held), generator=generator)[:_JUDGED]]
     best, kept = float("inf"), directions.detach().clone()
-    for step in range(STEPS + 1):
+    for step in range(steps + 1):
         if step % _EVERY == 0:
             with torch.no_grad():
                 now = float(loss(some, learned))
@@ -161,16 +163,16 @@ def second_half(domain: DomainStates) -> Tensor:
     return domain.documents[: domain.memory_tokens] >= domain.memory_documents // 2
 
 
-def projection_for(kind: KeyKind, domain: DomainStates) -> Projection:
+def projection_for(kind: KeyKind, domain: DomainStates, steps: int) -> Projection:
     """Returns the projection of a kind, made from a domain's memory."""
     assert kind.width is not None
     held = domain.memory_tokens
     states = joined(domain, kind.places)[:held]
     if kind.fitted == "axes":
         return Projection.learn(states.numpy(), kind.width)
-    return fit_projection(
-        states, domain.targets[:held], domain.documents[:held], width=kind.width, judged=second_half(domain)
-    )
+    judged = second_half(domain)
+    targets, documents = domain.targets[:held], domain.documents[:held]
+    return fit_projection(states, targets, documents, width=kind.width, judged=judged, steps=steps)
 
 
 def keys_of(kind: KeyKind, domain: DomainStates, fitted: Projection | None) -> Tensor:
@@ -229,8 +231,8 @@ def perplexity(log_probabilities: Tensor) -> float:
 
 def study(
     domain: DomainStates, base: PretrainedBase, projections: dict[KeyKind, Projection], kinds: list[KeyKind]
-) -> dict[str, dict[str, Any]]:
-    """Returns the figures of every kind of key on one domain."""
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yields the figures without a memory on one domain, and those of every kind of key, the first being the default."""
     held, documents = domain.memory_tokens, domain.documents
     train_rows, dev_rows = second_half(domain).nonzero()[:, 0], torch.arange(held, len(documents))
     searched: list[list[Retrieved]] = [[], []]
@@ -244,16 +246,14 @@ def study(
         for rows, each in zip((train_rows, dev_rows), searched)
     ]
     halves, of_dev = documents[dev_rows] % 2 == 0, documents[dev_rows]
-    found: dict[str, dict[str, Any]] = {}
+    yield "no memory", {MIXTURE: perplexity(examples[1][0].log_base), "tokens": len(dev_rows)}
     default: dict[str, Tensor] = {}
     for kind, train, dev in zip(kinds, *examples):
         begun = time.perf_counter()
-        scores = {"knn-lm": measured(train, dev.without_matches(), halves, knn=True)}
-        scores["nearest contexts"] = measured(train.without_matches(), dev.without_matches(), halves, knn=False)
-        scores["both"] = measured(train, dev, halves, knn=False)
+        scores = {name: measured(train, dev, halves, knn=name == KNN_LM) for name in (KNN_LM, MIXTURE)}
         default = default or scores
         first = dev.retrieved.tokens[:, 0] == dev.targets
-        found[kind.name] = {
+        found = {
             "width": kind.width or sum(domain.states[place].shape[1] for place in kind.places),
             "first neighbour right": float(first.double().mean()),
             "first neighbour right, memory": float((train.retrieved.tokens[:, 0] == train.targets).double().mean()),
@@ -262,19 +262,18 @@ def study(
                 name: interval(each - default[name], of_dev) for name, each in scores.items()
             },
         }
-        say(f"{domain.name}: {kind.name}: both {found[kind.name]['both']:.3f}, {time.perf_counter() - begun:.0f} s")
-    found["no memory"] = {"both": perplexity(examples[1][0].log_base), "tokens": len(dev_rows)}
-    return found
+        yield kind.name, found
+        say(f"{domain.name}: {kind.name}: {found[MIXTURE]:.3f}, {time.perf_counter() - begun:.0f} s")
 
 
-def all_projections(domains: list[DomainStates]) -> list[dict[KeyKind, Projection]]:
+def all_projections(domains: list[DomainStates], steps: int) -> list[dict[KeyKind, Projection]]:
     """Returns the projections of each domain: its own, and those that were fitted to the next domain."""
     made: list[dict[KeyKind, Projection]] = [{} for _ in domains]
     for kind in KINDS:
         if kind.width is None or kind.fitted == "fitted elsewhere":
             continue
         for domain, own in zip(domains, made):
-            own[kind] = projection_for(kind, domain)
+            own[kind] = projection_for(kind, domain, steps)
             say(f"{domain.name}: {kind.name}")
     for kind in (kind for kind in KINDS if kind.fitted == "fitted elsewhere"):
         for number, own in enumerate(made):
@@ -289,22 +288,31 @@ def main() -> None:
     parser.add_argument("--model", help="instead of SmolLM2-135M")
     parser.add_argument("--tokens", type=int, default=30_000, help="tokens of each memory")
     parser.add_argument("--dev", type=int, default=8_000, help="tokens of each dev text")
+    parser.add_argument("--steps", type=int, default=400, help="steps of fitting a projection")
     given = parser.parse_args()
     data = os.environ.get("SPALM_DATA")
     if not data or not (Path(data) / "wikipedia").is_dir():
         raise InputError("SPALM_DATA does not name a folder with wikipedia/train.txt.gz")
     folder = locate_pretrained(given.model or str(smollm2()), given.out.with_suffix("") / "model")
-    hardware, backend = Hardware("cpu"), Backend(name="torch", precision="float32")
-    base = PretrainedBase(folder, folder.digest(), hardware, 1024, 768, backend)
+    backend = Backend("torch", "bfloat16" if has_bf16() else "float32")
+    base = PretrainedBase(folder, folder.digest(), Hardware("cpu"), 1024, 768, backend)
     tokeniser, model = PretrainedTokeniser.of_model(folder.path), base.model
     assert isinstance(model, PretrainedModel)
-    sizes = given.tokens, given.dev
-    domains = [read_domain(name, model, tokeniser, data=Path(data), tokens=sizes) for name in DOMAINS]
-    made = all_projections(domains)
-    result: dict[str, Any] = {"cores": os.cpu_count(), "steps": STEPS, "neighbours": NEIGHBOURS}
+    sizes, places = (given.tokens, given.dev), PlacesInModel(model)
+    work = given.out.with_suffix("")
+    domains = [read_domain(name, places, tokeniser, data=Path(data), tokens=sizes, work=work) for name in DOMAINS]
+    made = all_projections(domains, given.steps)
+    result: dict[str, Any] = {
+        "read by": str(backend),
+        "cores": os.cpu_count(),
+        "steps": given.steps,
+        "neighbours": NEIGHBOURS,
+    }
     for domain, projections in zip(domains, made):
-        result[domain.name] = study(domain, base, projections, KINDS)
-        write_json(given.out, result)
+        result[domain.name] = {}
+        for name, figures in study(domain, base, projections, KINDS):
+            result[domain.name][name] = figures
+            write_json(given.out, result)
     print_json(result)
 
 

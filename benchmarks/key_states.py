@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from footballers import FOOTBALLER, articles
@@ -15,7 +16,7 @@ from spalm.corpus.pretrained_tokeniser import PretrainedTokeniser
 from spalm.errors import InputError
 from spalm.lm.pretrained import PretrainedModel
 
-DOMAINS = {"footballers": FOOTBALLER, "films": re.compile(r"\bfilm\b.*\bdirected\b", re.DOTALL)}
+DOMAINS = {"footballers": FOOTBALLER, "films": re.compile(r"\bfilm\b[^.]{0,80}\bdirected by\b")}
 """Patterns that the beginnings of a domain's articles match."""
 FINAL = "last state, after the norm"
 BEFORE = "last state, before the norm"
@@ -91,18 +92,23 @@ def tokenised(tokeniser: PretrainedTokeniser, texts: list[str], wanted: int) -> 
 
 
 def read_domain(
-    name: str, model: PretrainedModel, tokeniser: PretrainedTokeniser, *, data: Path, tokens: tuple[int, int]
+    name: str, places: PlacesInModel, tokeniser: PretrainedTokeniser, *, data: Path, tokens: tuple[int, int], work: Path
 ) -> DomainStates:
-    """Reads a domain's articles with a model: about so many tokens for the memory, and for dev."""
+    """Reads a domain's articles with a model: about so many tokens for the memory, and for dev.
+
+    What was read is kept in `work`, and not read again.
+    """
     texts, _ = articles(data, 10_000, DOMAINS[name])
     memory = tokenised(tokeniser, texts, tokens[0])
     documents = memory + tokenised(tokeniser, texts[len(memory) :], tokens[1])
-    places, parts = PlacesInModel(model), []
-    with bar(f"read {name}", sum(map(len, documents))) as shown:
-        for document in documents:
-            parts.append(places.read(tokeniser.start, document))
-            shown.advance(len(document))
-    states = {place: torch.cat([part[place] for part in parts]) for place in PLACES}
+    file, parts = work / f"{name}-{tokens[0]}-{tokens[1]}.safetensors", []
+    if not file.exists():
+        with bar(f"read {name}", sum(map(len, documents))) as shown:
+            for document in documents:
+                parts.append(places.read(tokeniser.start, document))
+                shown.advance(len(document))
+        save_file({place: torch.cat([part[place] for part in parts]) for place in PLACES}, file)
+    states = load_file(file)
     ends = np.cumsum([len(document) for document in documents])
     text = TokenStream(np.concatenate(documents), ends, lambda: ["document"] * len(ends), start=tokeniser.start)
     return DomainStates(name, text, len(memory), states)
