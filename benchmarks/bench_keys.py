@@ -232,7 +232,7 @@ def perplexity(log_probabilities: Tensor) -> float:
 def study(
     domain: DomainStates, base: PretrainedBase, projections: dict[KeyKind, Projection], kinds: list[KeyKind]
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yields the figures without a memory on one domain, and those of every kind of key, the first being the default."""
+    """Yields the figures of one domain without a memory, and with every kind of key; the first is the default."""
     held, documents = domain.memory_tokens, domain.documents
     train_rows, dev_rows = second_half(domain).nonzero()[:, 0], torch.arange(held, len(documents))
     searched: list[list[Retrieved]] = [[], []]

@@ -32,6 +32,11 @@ def divided_ids(ids: Int[np.ndarray, "*n"]) -> tuple[Int[np.ndarray, "*n"], Int[
     return ids >> _BITS, ids & ((1 << _BITS) - 1)
 
 
+def divided_id(id: int) -> tuple[int, int]:
+    """Returns the number of the memory that an id names, and the id in it."""
+    return id >> _BITS, id & ((1 << _BITS) - 1)
+
+
 @dataclass(frozen=True)
 class LiveDocuments:
     """The documents that are remembered and not forgotten, by rising id of their first entry."""

@@ -16,7 +16,7 @@ from jaxtyping import Float, Int
 from spalm.generation.memories.joined import JoinedEntries, joined_matches
 from spalm.generation.memories.usable import UsableMemory
 from spalm.generation.passages.ranking import RankedPassage, rank_together
-from spalm.memory import Entries, EntrySource, divided_ids, joined_ids
+from spalm.memory import Entries, EntrySource, divided_id, joined_ids
 from spalm.memory.exact import ExactView
 from spalm.semiparametric import Matched, Retrieved
 
@@ -95,10 +95,10 @@ class MemorySelection:
 
     def source(self, id: int) -> tuple[str, EntrySource] | None:
         """Returns the name of an entry's memory, and the place there that it comes from; None if it is not alive."""
-        number, own = divided_ids(np.array(id))
+        number, own = divided_id(id)
         for each, name, memory in self._memories:
             if each == number:
-                source = memory.memory.entries().source(int(own))
+                source = memory.memory.entries().source(own)
                 return None if source is None else (name, source)
         return None
 

@@ -20,7 +20,7 @@ from spalm.corpus import Tokeniser
 from spalm.errors import InputError
 from spalm.generation.passages.bm25 import Bm25Index, Bm25Settings, Segment, words_of
 from spalm.generation.passages.paragraphs import ParagraphSplitter
-from spalm.memory import Entries, Memory, divided_ids
+from spalm.memory import Entries, Memory, divided_id
 
 _BROKEN = "\ufffd"
 """Replacement character, in place of bytes of a character that was cut."""
@@ -183,7 +183,7 @@ def _rank(names: Sequence[str], held: Sequence[IndexedParagraphs], text: str, *,
         joined.segments += [segment.in_memory(number) for segment in each.segments]
     found = []
     for (document, start, end), score in joined.best(words_of(text)[-_QUESTION_WORDS:], count):
-        number, first_id = map(int, divided_ids(np.array(document)))
+        number, first_id = divided_id(document)
         each = held[number]
         passage = each.index.passage_at(each.entries, first_id, (start, end), score=score)
         found.append(replace(passage, memory=names[number]))
