@@ -84,7 +84,8 @@ def test_passages_are_ranked_as_in_one_memory(model, whole):
     assert [(each.text, each.offset) for each in found] == [(each.text, each.offset) for each in expected]
     assert [each.score for each in found] == pytest.approx([each.score for each in expected])
     assert {"north", "south"} <= {each.memory for each in found}
-    assert {each.memory for each in model.passages("zz9 qq8 yy2", count=8, memories=["south"])} == {"south"}
+    for south in (["south"], "south"):
+        assert {each.memory for each in model.passages("zz9 qq8 yy2", count=8, memories=south)} == {"south"}
     answer = model.generate("zz9 qq8 zz7", passages=1, memories=["north"], max_tokens=2)
     assert [(each.memory, each.document) for each in answer.passages] == [("north", "map.md")]
 
@@ -310,5 +311,6 @@ def test_names_come_before_folders():
     from spalm.generation import named_folders
 
     assert named_folders(["A=x/y", "x/y", "x=1/y=2"]) == [("A", Path("x/y")), (None, Path("x/y")), ("x", Path("1/y=2"))]
+    assert named_folders("x/y") == [(None, Path("x/y"))]
     assert named_folders(["./x=1/y"]) == [(None, Path("./x=1/y"))]
     assert named_folders({"A=": "z"}) == [("A=", Path("z"))]

@@ -9,13 +9,13 @@ from spalm.generation.memories.selection import MemorySelection
 from spalm.generation.memories.usable import UsableMemory
 from spalm.paths import user_path
 
-MemoryFolders = Sequence[str | Path] | Mapping[str, str | Path]
-"""Folders of memories, each perhaps given as NAME=FOLDER; or folders by name."""
+MemoryFolders = str | Path | Sequence[str | Path] | Mapping[str, str | Path]
+"""Folders of memories, each perhaps given as NAME=FOLDER; or folders by name; or one folder."""
 _LONGEST_NAME = 200
 """Highest number of characters of a memory's name."""
 _MOST = 1 << 10
 """Highest number of memories that are open beside one model."""
-_SELECTIONS = 64
+_SELECTIONS = 16
 """Number of selections whose joined entries are kept."""
 
 
@@ -55,10 +55,10 @@ class OpenMemories:
         self._memories[name] = memory
 
     def select(self, names: Iterable[str] | None = None) -> MemorySelection:
-        """Returns the memories of some names, None: all; refuses names that no memory has."""
+        """Returns the memories of some names, or of one, None: all; refuses names that no memory has."""
         if names is None:
             return self._selected(self.names)
-        wanted = set(names)
+        wanted = {names} if isinstance(names, str) else set(names)
         self._refuse_unknown(wanted)
         return self._selected(tuple(name for name in self._memories if name in wanted))
 
@@ -77,7 +77,7 @@ def named_folders(given: MemoryFolders) -> list[tuple[str | None, Path]]:
     if isinstance(given, Mapping):
         return [(name, user_path(folder)) for name, folder in given.items()]
     found = []
-    for each in given:
+    for each in [given] if isinstance(given, str | Path) else given:
         name, equals, folder = str(each).partition("=")
         whole = user_path(each)
         named = equals and "/" not in name and not whole.exists()

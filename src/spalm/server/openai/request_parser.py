@@ -10,7 +10,7 @@ from spalm.server.errors import RequestRefused
 from spalm.server.limits import Limits
 from spalm.server.openai.chat_template import ChatTemplate
 from spalm.server.openai.protocol import ChatMessage, ChatRequest, CompletionRequest, Prompt
-from spalm.server.rights import ALL_RIGHTS, Rights, selected_memories
+from spalm.server.rights import Rights, selected_memories
 
 _DEFAULT_TOKENS = 16
 """Highest number of tokens of a completion if the request has no `max_tokens`, as in OpenAI's API."""
@@ -50,7 +50,7 @@ class RequestParser:
         return texts, sum(counts)
 
     def parse_completion(
-        self, request: CompletionRequest, rights: Rights = ALL_RIGHTS, *, default_tokens: int | None = _DEFAULT_TOKENS
+        self, request: CompletionRequest, rights: Rights, *, default_tokens: int | None = _DEFAULT_TOKENS
     ) -> GenerationJob:
         """Returns the job of a request for completions, whose key has these rights.
 
@@ -82,7 +82,7 @@ class RequestParser:
         )
         return self._bounded(job, may_shorten=request.max_tokens is None)
 
-    def parse_chat(self, request: ChatRequest, rights: Rights = ALL_RIGHTS) -> GenerationJob:
+    def parse_chat(self, request: ChatRequest, rights: Rights) -> GenerationJob:
         """Returns the job of a request for a chat completion, whose key has these rights."""
         self.refuse_other_models(request.model)
         memories = selected_memories(self._model, request.memories, rights)
