@@ -121,7 +121,7 @@ class ModelSet(UsableMemory):
     def open_memories(self, folders: MemoryFolders) -> None:
         """Opens further memories of the same base model; see `MemoryFolders`."""
         for name, folder in named_folders(folders):
-            self.memories.add(name or folder.resolve().name, self.further_memory(folder))
+            self.memories.add(folder.resolve().name if name is None else name, self.further_memory(folder))
 
     def further_memory(self, folder: Path) -> UsableMemory:
         """Opens a further memory, which is refused unless its keys and tokens are those of this model."""
