@@ -97,7 +97,7 @@ def fit_projection(
     first = centred[learned[:ANCHORS]] @ torch.from_numpy(start.directions)
     spread = torch.cdist(first, first).square().median()
     directions = (torch.from_numpy(start.directions) * (8 / spread).sqrt()).requires_grad_()
-    optimiser = torch.optim.Adam([directions], 0.02 * float(directions.detach().std()))
+    optimiser = torch.optim.Adam([directions], 0.05 * float(directions.detach().std()))
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps)
 
     def loss(asked: Tensor, compared: Tensor) -> Tensor:
