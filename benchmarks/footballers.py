@@ -14,11 +14,11 @@ _BEGINNING = 400
 """Number of characters of an article's beginning."""
 
 
-def articles(data: Path, count: int) -> tuple[list[str], list[str]]:
-    """Returns the first articles about footballers, and all other articles."""
+def articles(data: Path, count: int, about: re.Pattern[str] = FOOTBALLER) -> tuple[list[str], list[str]]:
+    """Returns the first articles that a pattern says are of a domain, and all other articles."""
     with gzip.open(data / "wikipedia" / "train.txt.gz", "rt", encoding="utf-8") as file:
         every = [article.strip() + "\n" for article in re.split(r"\n\n(?== )", file.read())]
-    chosen = [number for number, article in enumerate(every) if FOOTBALLER.search(article[:_BEGINNING])][:count]
+    chosen = [number for number, article in enumerate(every) if about.search(article[:_BEGINNING])][:count]
     others = sorted(set(range(len(every))) - set(chosen))
     return [every[number] for number in chosen], [every[number] for number in others]
 

@@ -77,3 +77,77 @@ def test_a_percentile_is_never_more_than_what_was_measured():
     assert serving.percentile_95([3.0]) == 3.0
     assert 2.0 < serving.percentile_95([1.0, 2.0, 3.0]) < 3.0
     assert serving.percentile_95([float(value) for value in range(101)]) == 95.0
+
+
+def test_neighbours_of_keys_are_those_of_other_documents():
+    import torch
+
+    import bench_keys as keys
+
+    generator = torch.Generator().manual_seed(0)
+    states, documents = torch.randn(23, 5, generator=generator), torch.arange(23) // 4
+    asked, own = torch.randn(7, 5, generator=generator), torch.tensor([0, 1, 2, 3, 4, 5, 9])
+    rows, distances = keys.nearest(asked, states, own, documents, 3)
+    for number in range(7):
+        every = sorted(
+            (float((asked[number] - states[row]).square().sum()), row)
+            for row in range(23)
+            if documents[row] != own[number]
+        )
+        assert rows[number].tolist() == [row for _, row in every[:3]]
+        assert distances[number].tolist() == pytest.approx([distance for distance, _ in every[:3]], abs=1e-4)
+
+
+def test_a_projection_is_judged_by_the_weight_of_the_right_token_in_other_documents():
+    import math
+
+    import torch
+
+    import bench_keys as keys
+
+    generator = torch.Generator().manual_seed(1)
+    asked, compared = torch.randn(5, 3, generator=generator), torch.randn(11, 3, generator=generator)
+    tokens, documents = torch.arange(11) % 3, torch.arange(11) // 4
+    own_tokens, own_documents = torch.tensor([0, 1, 2, 0, 9]), torch.tensor([0, 1, 2, 7, 0])
+    found = keys.neighbour_loss(asked, compared, own_tokens[:, None] == tokens, own_documents[:, None] == documents)
+    losses = []
+    for number in range(4):  # no entry has the last one's token
+        others = [row for row in range(11) if documents[row] != own_documents[number]]
+        weights = {row: math.exp(-float((asked[number] - compared[row]).square().sum())) for row in others}
+        right = sum(weight for row, weight in weights.items() if tokens[row] == own_tokens[number])
+        losses.append(-math.log(right / sum(weights.values())))
+    assert float(found) == pytest.approx(sum(losses) / len(losses), rel=1e-5)
+
+
+def test_a_fitted_projection_brings_the_same_tokens_together():
+    """One direction in which tokens differ is drowned by others: principal axes leave it out, a fitted one finds it."""
+    import torch
+
+    import bench_keys as keys
+    from spalm.memory import Projection
+
+    generator = torch.Generator().manual_seed(2)
+    tokens = torch.randint(5, (400,), generator=generator)
+    states = 9 * torch.randn(400, 7, generator=generator)
+    states[:, 3] = tokens.float() + 0.05 * torch.randn(400, generator=generator)
+    documents = torch.arange(400) // 20
+    fitted = keys.fit_projection(states, tokens, documents, width=2, judged=documents >= 10, steps=200)
+
+    def right(projection: Projection) -> float:
+        projected = projection(states)
+        rows, _ = keys.nearest(projected, projected, documents, documents, 1)
+        return float((tokens[rows[:, 0]] == tokens).double().mean())
+
+    assert right(Projection.learn(states.numpy(), 2)) < 0.4
+    assert right(fitted) > 0.7
+
+
+def test_an_interval_holds_the_mean_gain():
+    import torch
+
+    import bench_keys as keys
+
+    gains, documents = torch.arange(12.0), torch.arange(12) // 3
+    low, high = keys.interval(gains, documents)
+    assert low < 5.5 < high
+    assert keys.interval(torch.ones(12), documents) == [1.0, 1.0]

@@ -12,6 +12,7 @@ from spalm.attachment import attach as attach_memory
 from spalm.compute import Execution
 from spalm.generation import AttachedModels, Model, load_model, model_of
 from spalm.generation.hugging_face import export_for_transformers
+from spalm.generation.memories import MemoryFolders
 from spalm.paths import user_path
 from spalm.runs import FinishedRun, HeldOut, Recipe, RowName, Run, print_results, read_recipe
 from spalm.settings import read_settings
@@ -54,15 +55,23 @@ def attach_and_export(
     return attached
 
 
-def load(directory: Location, model: str | None = None, *, execution: Execution | None = None) -> Model:
+def load(
+    directory: Location,
+    model: str | None = None,
+    *,
+    memories: MemoryFolders = (),
+    execution: Execution | None = None,
+) -> Model:
     """Opens a model with its memory.
 
     Args:
         directory: What `attach` made, or the folder of a finished run.
         model: Which of a run's models; default: the last of its table, `adaptive`.
+        memories: Folders of further memories that were attached to the same base model, each also as NAME=FOLDER, or
+            folders by name. Without a name a memory has that of its folder.
         execution: Device and threads; default: this machine.
     """
-    return load_model(user_path(directory), (execution or Execution()).hardware, model)
+    return load_model(user_path(directory), (execution or Execution()).hardware, model, memories=memories)
 
 
 def run(

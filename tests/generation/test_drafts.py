@@ -15,6 +15,7 @@ from spalm.generation.citations import FollowedPlace, citations_of, continuation
 from spalm.generation.decoding.drafts import KINDS, LONGEST_DRAFT, CheckedDraft, Drafter, DraftRecord, kind_of
 from spalm.generation.decoding.generate import Generation, Step, advance, note_times
 from spalm.generation.decoding.pass_times import PassTimes
+from spalm.generation.memories import MemorySelection
 from spalm.memory import MISSING
 from spalm.semiparametric import CombinedPrediction, Retrieved
 
@@ -95,7 +96,11 @@ class RememberedDecoder:
     model: Model
     known: dict[tuple[int, ...], tuple[CombinedPrediction, Retrieved]]
     tokens: list[int] = field(default_factory=list)
-    use_memory, at_once, can_shorten = True, 2, True
+    at_once, can_shorten = 2, True
+
+    @property
+    def memories(self) -> MemorySelection:
+        return self.model.models.memories.select()
 
     def __len__(self) -> int:
         return len(self.tokens)

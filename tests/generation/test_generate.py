@@ -164,7 +164,7 @@ class Scripted:
 
     model: Model
     script: list[int]
-    use_memory, at_once = False, 1
+    memories, at_once = None, 1
 
     def __len__(self):
         return 0

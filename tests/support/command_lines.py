@@ -336,6 +336,12 @@ trace MEMORY x
 trace FOLDER x
 serve NOTHING
 serve FOLDER
+serve FOLDER --keys NOTHING
+serve FOLDER --keys FILE
+serve FOLDER --keys BINARY
+serve FOLDER --keys FOLDER
+serve FOLDER --keys LOOP
+serve FOLDER --memory NOTHING
 serve FOLDER --limit nothing=3
 serve FOLDER --limit waiting
 serve FOLDER --limit waiting=0

@@ -16,6 +16,7 @@ from spalm.cli.options import (
     Backend,
     Device,
     Host,
+    Memories,
     NoKey,
     OnEngine,
     Port,
@@ -128,7 +129,8 @@ def generate(
     passages: Annotated[
         int, typer.Option(help="Number of passages of the memory to put before the text.", min=0, max=MOST_PASSAGES)
     ] = 0,
-    memory: Annotated[bool, typer.Option("--memory/--no-memory", help="Use the memory, or the model alone.")] = True,
+    memory: Memories = None,
+    no_memory: Annotated[bool, typer.Option("--no-memory", help="Use the model alone.")] = False,
     draft: Annotated[
         bool, typer.Option("--draft/--no-draft", help="Guess tokens from the memory where that is faster.")
     ] = True,
@@ -153,17 +155,19 @@ def generate(
     }
     Sampling.parse(options, "generate")  # refuses wrong options before anything is loaded
     text = read_standard_input() if prompt == "-" else prompt
-    opened = load(
-        directory, model, execution=Execution(Hardware(device, threads, backend=backend, precision=precision))
-    )
+    if memory and no_memory:
+        raise InputError("--no-memory uses none of the memories; leave out --memory")
+    execution = Execution(Hardware(device, threads, backend=backend, precision=precision))
+    opened = load(directory, model, memories=memory or (), execution=execution)
     answer, citations, used = "", None, None
-    for chunk in opened.stream(text, memory=memory, cite=cite, draft=draft, passages=passages, **options):
+    for chunk in opened.stream(text, memory=not no_memory, cite=cite, draft=draft, passages=passages, **options):
         print_text(chunk.text)
         answer, citations, used = answer + chunk.text, chunk.citations, chunk.passages
     print_text("\n")
     for passage in used or []:
-        say(f"passage of {passage.document}, token {passage.offset:,}, score {passage.score:.2f}")
-    for line in citation_lines(answer, citations or []) if cite else []:
+        named = f"{passage.memory}: {passage.document}" if memory else passage.document
+        say(f"passage of {named}, token {passage.offset:,}, score {passage.score:.2f}")
+    for line in citation_lines(answer, citations or [], name_memories=bool(memory)) if cite else []:
         say(line)
 
 
@@ -203,7 +207,14 @@ def serve_(
     key: Annotated[
         str | None, typer.Option(envvar="SPALM_KEY", help="Key that clients must send: Authorization: Bearer KEY.")
     ] = None,
+    keys: Annotated[
+        Path | None,
+        typer.Option(
+            parser=given_path, metavar="FILE", help="JSON file of further keys, each with the memories that it may use."
+        ),
+    ] = None,
     no_key: NoKey = False,
+    memory: Memories = None,
     allow_host: AllowHost = None,
     slots: Annotated[
         int | None, typer.Option(help="Number of answers that are generated side by side; default: 4.", min=1)
@@ -220,14 +231,17 @@ def serve_(
     """Serve a model with a memory: OpenAI-style completions, documents to add and delete, the explorer's page."""
     from spalm.api import load
     from spalm.compute import Execution, Hardware
-    from spalm.server import Limits, allowed_hosts, check_access, make_server, serve
+    from spalm.server import Limits, allowed_hosts, check_access, make_server, read_keys, serve
     from spalm.settings import read_settings
 
     chosen = read_settings(Limits, [*(limits or []), *([] if slots is None else [f"slots={slots}"])])
-    check_access(host, key=key is not None, no_key=no_key)
+    further_keys = None if keys is None else read_keys(keys)
+    check_access(host, key=key is not None or keys is not None, no_key=no_key)
     hosts = allowed_hosts(host, allow_host or ())
-    opened = load(
-        directory, model, execution=Execution(Hardware(device, threads, backend=backend, precision=precision))
-    )
+    execution = Execution(Hardware(device, threads, backend=backend, precision=precision))
+    opened = load(directory, model, memories=memory or (), execution=execution)
+    if further_keys is not None and keys is not None:
+        further_keys.refuse_unknown_memories(opened.memories, keys)
     opened.generate("The", max_tokens=1)  # what is not compiled yet is compiled now: no client waits for that
-    serve(make_server(opened, limits=chosen, key=key, hosts=hosts), host, port, title="the server", no_key=no_key)
+    app = make_server(opened, limits=chosen, key=key, keys=further_keys, hosts=hosts)
+    serve(app, host, port, title="the server", no_key=no_key)

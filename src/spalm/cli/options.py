@@ -86,6 +86,14 @@ AllowHost = Annotated[
     list[str] | None,
     typer.Option(help="A further host name by which clients may reach the server, such as a reverse proxy's."),
 ]
+Memories = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--memory",
+        metavar="[NAME=]DIR",
+        help="A further memory that was attached to the same model, searched too; may be repeated.",
+    ),
+]
 Port = Annotated[int, typer.Option(help="Port; 0: any that is free.", min=0, max=65535)]
 PORT = 8765
 """Default port of the server and the explorer."""

@@ -9,6 +9,7 @@ from spalm.generation.decoding.generate import GenerationOptions, generate_token
 from spalm.generation.decoding.sampling import Sampling, SamplingOptions
 from spalm.generation.documents import DocumentExists, DocumentService, MemoryDocument, UnknownDocument
 from spalm.generation.load import load_model, model_of, open_models
+from spalm.generation.memories import MemoryFolders, MemorySelection, UnknownMemory, named_folders
 from spalm.generation.model import Model
 from spalm.generation.models import AttachedModels, ModelSet, RunModels, Variant
 from spalm.generation.passages import RankedPassage
@@ -32,6 +33,8 @@ __all__ = [
     "GeneratedToken",
     "GenerationOptions",
     "IncrementalDetokeniser",
+    "MemoryFolders",
+    "MemorySelection",
     "Model",
     "ModelSet",
     "RankedPassage",
@@ -44,12 +47,14 @@ __all__ = [
     "Traceable",
     "TracedSpan",
     "UnknownDocument",
+    "UnknownMemory",
     "Variant",
     "citation_lines",
     "citations_of",
     "generate_tokens",
     "load_model",
     "model_of",
+    "named_folders",
     "open_models",
     "open_traceable",
     "print_spans",

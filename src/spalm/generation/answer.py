@@ -19,6 +19,8 @@ class CitedSource:
     """Position in the document, in tokens."""
     weight: float
     """Weight of the proposal, added up over the tokens of a citation."""
+    memory: str = ""
+    """Name of the memory that holds the document."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,11 @@ class Citation:
     def document(self) -> str:
         """Name of the strongest source's document."""
         return self.sources[0].document
+
+    @property
+    def memory(self) -> str:
+        """Name of the memory that holds that document."""
+        return self.sources[0].memory
 
     @property
     def offset(self) -> int:

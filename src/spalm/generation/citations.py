@@ -14,7 +14,8 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from spalm.generation.answer import Citation, CitedSource, GeneratedToken
-from spalm.memory import MISSING, Entries
+from spalm.generation.memories import MemorySelection
+from spalm.memory import MISSING, EntryLookup
 from spalm.semiparametric import CombinedPrediction, Retrieved
 
 _DECIDED = 0.5
@@ -25,6 +26,8 @@ _COMPARED = 40
 """Highest number of proposals of a token whose documents are asked how they go on."""
 _SOURCES = 3
 """Highest number of sources named for a token or a citation."""
+_Document = tuple[str, str]
+"""A memory and a document in it, by their names."""
 
 
 @dataclass
@@ -40,7 +43,7 @@ class FollowedPlace:
     expected: int = MISSING
     """Token with which the document goes on; MISSING: it ends."""
 
-    def advance(self, entries: Entries, combined: CombinedPrediction, retrieved: Retrieved, *, token: int) -> int:
+    def advance(self, entries: EntryLookup, combined: CombinedPrediction, retrieved: Retrieved, *, token: int) -> int:
         """Goes on by a token, and returns its entry in the document that was followed; MISSING if it is not there.
 
         What most of the token's proposals, by weight, go on with is expected next; a place that is followed is only
@@ -78,7 +81,7 @@ def strongest_proposals(
     return ids[own], weights[own]
 
 
-def next_tokens(entries: Entries, ids: Int[np.ndarray, "n"]) -> Int[np.ndarray, "n"]:
+def next_tokens(entries: EntryLookup, ids: Int[np.ndarray, "n"]) -> Int[np.ndarray, "n"]:
     """Returns the tokens with which documents go on after entries, MISSING where they end."""
     documents = entries.live_documents
     index = documents.index_of(ids)
@@ -86,7 +89,7 @@ def next_tokens(entries: Entries, ids: Int[np.ndarray, "n"]) -> Int[np.ndarray, 
     return entries.tokens_of(np.where(same, ids + 1, MISSING))
 
 
-def continuation(entries: Entries, entry: int, length: int) -> list[int]:
+def continuation(entries: EntryLookup, entry: int, length: int) -> list[int]:
     """Returns the tokens that follow the token of an entry in its document, at most `length`."""
     documents = entries.live_documents
     index = int(documents.index_of(np.array(entry)))
@@ -104,9 +107,14 @@ def memory_share(combined: CombinedPrediction, retrieved: Retrieved, token: int)
 
 
 def cited_sources(
-    entries: Entries, combined: CombinedPrediction, retrieved: Retrieved, *, token: int, followed: int = MISSING
+    memories: MemorySelection,
+    combined: CombinedPrediction,
+    retrieved: Retrieved,
+    *,
+    token: int,
+    followed: int = MISSING,
 ) -> list[CitedSource]:
-    """Returns the places in the memory that proposed a token most strongly, at the first position.
+    """Returns the places in the memories that proposed a token most strongly, at the first position.
 
     The entry that the answer follows comes first, with weight 0 if it was not retrieved.
     """
@@ -115,9 +123,10 @@ def cited_sources(
         weights.setdefault(followed, 0.0)
     found = []
     for id in sorted(weights, key=lambda id: (id != followed, -weights[id]))[:_SOURCES]:
-        source = entries.source(id)
-        if source is not None:
-            found.append(CitedSource(source.document, source.offset, weights[id]))
+        found_in = memories.source(id)
+        if found_in is not None:
+            memory, source = found_in
+            found.append(CitedSource(source.document, source.offset, weights[id], memory))
     return found
 
 
@@ -145,24 +154,31 @@ def _citation(part: list[GeneratedToken], start: int, end: int) -> list[Citation
     """Returns the citation of tokens in a row; none if they show no text."""
     if not part or end <= start:
         return []
-    weights: dict[str, float] = defaultdict(float)
-    offsets: dict[str, int] = {}
-    followed: dict[str, int] = defaultdict(int)
+    weights: dict[_Document, float] = defaultdict(float)
+    offsets: dict[_Document, int] = {}
+    followed: dict[_Document, int] = defaultdict(int)
     for token in part:
         if token.continues and token.sources:
-            followed[token.sources[0].document] += 1
+            followed[_document_of(token.sources[0])] += 1
     for source in (source for token in part for source in token.sources):
-        weights[source.document] += source.weight
-        offsets.setdefault(source.document, source.offset)  # where the part begins there
+        weights[_document_of(source)] += source.weight
+        offsets.setdefault(_document_of(source), source.offset)  # where the part begins there
     best = sorted(weights, key=lambda document: (-followed[document], -weights[document]))[:_SOURCES]
-    return [Citation(start, end, [CitedSource(document, offsets[document], weights[document]) for document in best])]
+    return [Citation(start, end, [CitedSource(each[1], offsets[each], weights[each], each[0]) for each in best])]
 
 
-def citation_lines(text: str, citations: list[Citation]) -> list[str]:
-    """Returns the citations of an answer as lines for people."""
+def _document_of(source: CitedSource) -> _Document:
+    return source.memory, source.document
+
+
+def citation_lines(text: str, citations: list[Citation], *, name_memories: bool = False) -> list[str]:
+    """Returns the citations of an answer as lines for people; `name_memories`: there is more than one."""
     lines = []
     for citation in citations:
         cited = text[citation.start : citation.end].strip()
-        sources = "; ".join(f"{each.document}, token {each.offset:,}" for each in citation.sources)
+        sources = "; ".join(
+            f"{f'{each.memory}: ' if name_memories else ''}{each.document}, token {each.offset:,}"
+            for each in citation.sources
+        )
         lines += [f"{cited!r} from {sources}"] if cited else []
     return lines or ["the memory decided nothing of this"]

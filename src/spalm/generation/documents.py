@@ -8,7 +8,7 @@ import numpy as np
 from spalm.compute import Execution
 from spalm.corpus import TokenStream
 from spalm.errors import InputError
-from spalm.generation.models import ModelSet
+from spalm.generation.memories import UsableMemory
 from spalm.memory import Memory, remember, source_of_text
 
 _LAG = 1 << 13
@@ -35,15 +35,15 @@ class MemoryDocument:
 class DocumentService:
     """Changes a memory and keeps its index up to date. No search may run during a change, but see `add`."""
 
-    def __init__(self, models: ModelSet):
-        self._models = models
+    def __init__(self, memory: UsableMemory):
+        self._memory = memory
         self._changed = 0
         self._index_follows: bool | None = None
 
     @property
     def store(self) -> Memory:
         """The memory on disk."""
-        return self._models.memory
+        return self._memory.memory
 
     def __len__(self) -> int:
         return len(self.store.entries())
@@ -64,7 +64,7 @@ class DocumentService:
             raise DocumentExists(
                 f"the memory holds a document {name!r} already; delete that first, or give another name"
             )
-        tokeniser = self._models.tokeniser
+        tokeniser = self._memory.tokeniser
         tokens = tokeniser.encode([content])[0]
         if not len(tokens):
             raise InputError("text: there is nothing in it to remember")
@@ -72,7 +72,7 @@ class DocumentService:
         stream = TokenStream(tokens, np.array([len(tokens)]), lambda: [name], start=tokeniser.start)
         # A batch that a crash left half written was never acknowledged, so it is thrown away.
         execution = Execution(restart=True)
-        encoder = self._models.encoder_of_documents
+        encoder = self._memory.encoder_of_documents
         remember(self.store, encoder, stream, source=source_of_text(stream), execution=execution, check=check)
         self._follow(len(tokens))
         return len(tokens)
@@ -89,14 +89,14 @@ class DocumentService:
 
     def _prepare(self) -> None:
         """Brings the index up to date before the first change, and finds out whether it can take in changes."""
-        if not self._models.has_keys:
+        if not self._memory.has_keys:
             self._index_follows = False
         elif self._index_follows is None:
-            self._index_follows = self._models.search.searcher.catch_up()
+            self._index_follows = self._memory.search.searcher.catch_up()
 
     def _follow(self, changed: int) -> None:
         """Counts changed entries, and has the index take them in once there are many."""
         self._changed += changed
         if self._index_follows and self._changed > _LAG:
-            self._models.search.searcher.catch_up()
+            self._memory.search.searcher.catch_up()
             self._changed = 0

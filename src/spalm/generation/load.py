@@ -5,6 +5,7 @@ from pathlib import Path
 from spalm.attachment import Attached, is_attached
 from spalm.compute import Hardware
 from spalm.errors import InputError
+from spalm.generation.memories import MemoryFolders
 from spalm.generation.model import Model
 from spalm.generation.models import AttachedModels, ModelSet, RunModels
 from spalm.runs import RESULTS, FinishedRun
@@ -24,11 +25,17 @@ def open_models(directory: Path | str, hardware: Hardware) -> ModelSet:
     )
 
 
-def load_model(directory: Path | str, hardware: Hardware, variant: str | None = None) -> Model:
-    """Opens what `spalm attach` made, or one of the models of a finished run: its default row if none is named."""
+def load_model(
+    directory: Path | str, hardware: Hardware, variant: str | None = None, *, memories: MemoryFolders = ()
+) -> Model:
+    """Opens what `spalm attach` made, or one of the models of a finished run: its default row if none is named.
+
+    `memories` are the folders of further memories of the same base model; see `MemoryFolders`.
+    """
     models = open_models(directory, hardware)
     if variant is not None and isinstance(models, AttachedModels):
         raise InputError(f"--model {variant}: {directory} is one model with its memory; leave it out")
+    models.open_memories(memories)
     return model_of(models, variant)
 
 

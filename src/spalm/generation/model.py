@@ -1,6 +1,6 @@
 """A language model with its memory, ready to use: the object behind the Python API, the server and the CLI."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from spalm.attachment import ALWAYS_SEARCH, SearchPolicy, score_files
-from spalm.corpus import Tokeniser, TokenStream
+from spalm.corpus import Tokeniser
 from spalm.errors import InputError
 from spalm.generation.answer import Answer, Chunk
 from spalm.generation.decoding.batch import AnswerRequest, RunningAnswer
@@ -20,7 +20,8 @@ from spalm.generation.decoding.generate import GenerationOptions, advance
 from spalm.generation.decoding.pass_times import PassTimes
 from spalm.generation.decoding.sampling import Sampling, SamplingOptions
 from spalm.generation.documents import DocumentService
-from spalm.generation.models import AttachedModels, ModelSet, Neighbours, Variant, no_neighbours
+from spalm.generation.memories import MemorySelection
+from spalm.generation.models import AttachedModels, ModelSet, Variant
 from spalm.generation.passages import RankedPassage, fit_passages, text_with_passages
 from spalm.generation.score import Score, read_states, score_of, score_variant, stream_of_text
 from spalm.generation.trace import TracedSpan, trace_text
@@ -63,16 +64,19 @@ class Model:
         cite: bool = True,
         draft: bool = False,
         passages: int = 0,
+        memories: Iterable[str] | None = None,
         **sampling: Unpack[SamplingOptions],
     ) -> Answer:
         """Continues a prompt.
 
         `memory=False` uses the network alone; `cite=False` looks up no sources; `draft=True` reads ahead what the
         memory expects, which takes fewer passes of the network and changes no token but for rounding. `passages` is the
-        number of passages of the memory that are put before the prompt, fewer if there is no room. Further keyword
-        arguments are the fields of `Sampling`: max_tokens, temperature, top_p, top_k, stop, seed.
+        number of passages of the memory that are put before the prompt, fewer if there is no room. `memories` are the
+        names of the memories that are used, by default all that are open. Further keyword arguments are the fields of
+        `Sampling`: max_tokens, temperature, top_p, top_k, stop, seed.
         """
-        chunks = list(self.stream(prompt, memory=memory, cite=cite, draft=draft, passages=passages, **sampling))
+        used: dict[str, Any] = {"memory": memory, "passages": passages, "memories": memories}
+        chunks = list(self.stream(prompt, cite=cite, draft=draft, **used, **sampling))
         last = chunks[-1]
         assert last.finish_reason is not None
         text, tokens = "".join(chunk.text for chunk in chunks), [token for chunk in chunks for token in chunk.tokens]
@@ -86,25 +90,27 @@ class Model:
         cite: bool = True,
         draft: bool = False,
         passages: int = 0,
+        memories: Iterable[str] | None = None,
         **sampling: Unpack[SamplingOptions],
     ) -> Iterator[Chunk]:
         """Yields in chunks what `generate` returns whole."""
         chosen = Sampling.parse(sampling, "generate")
         options = GenerationOptions(chosen, cite=cite, draft=draft)
         room = None if self.max_length is None else self.max_length - chosen.max_tokens
-        tokens, used = self.prompt_with_passages(prompt, self.passages(prompt, count=passages), room)
-        request = AnswerRequest(tokens, options, use_memory=memory)
-        answer = RunningAnswer(request, self.decoder(use_memory=memory))
+        selected = self.models.memories.select(memories)
+        tokens, used = self.prompt_with_passages(prompt, selected.passages(prompt, passages), room)
+        request = AnswerRequest(tokens, options, use_memory=memory, memories=selected)
+        answer = RunningAnswer(request, self.decoder(use_memory=memory, memories=selected))
         while not answer.finished:
             for chunk in answer.chunks(advance([answer.generation])[0]):
                 yield chunk if chunk.finish_reason is None else replace(chunk, passages=used)
 
-    def passages(self, text: str, *, count: int = 2) -> list[RankedPassage]:
-        """Returns the paragraphs of the memory that fit a text best, by BM25, the best first.
+    def passages(self, text: str, *, count: int = 2, memories: Iterable[str] | None = None) -> list[RankedPassage]:
+        """Returns the paragraphs of the memories that fit a text best, by BM25, the best first.
 
         The first call divides all documents into paragraphs, which takes a while for a large memory.
         """
-        return self.models.passages.best(text, count)
+        return self.models.memories.select(memories).passages(text, count)
 
     def prompt_with_passages(
         self, prompt: str, passages: list[RankedPassage], room: int | None
@@ -116,26 +122,25 @@ class Model:
 
         return fit_passages(passages, render, self.tokeniser, room=room)
 
-    def score(self, text: str) -> Score:
-        """Returns the log-probability of every token of a text, and its perplexity, with and without the memory.
+    def score(self, text: str, *, memories: Iterable[str] | None = None) -> Score:
+        """Returns the log-probability of every token of a text, and its perplexity, with and without the memories.
 
         Every position is searched; the search policy is not used.
         """
-        stream = stream_of_text(text, "text", self.tokeniser)
+        stream, selected = stream_of_text(text, "text", self.tokeniser), self.models.memories.select(memories)
         if not len(stream):
             raise InputError("the text is empty; give one with at least a token")
         hidden = read_states(self.variant.network, stream, 0, last=len(stream))
-        retrieved = Retrieved.from_ids(*self._neighbours_of(stream), self.store.entries())
+        retrieved = Retrieved.empty(len(stream))
+        if self.combiner.uses_neighbours and selected.has_keys:
+            to_keys, width = self.store.keys_of, self.store.width
+            retrieved = selected.nearest(self.encoder.keys(stream, 0, len(stream), to_keys=to_keys, width=width))
         if self.combiner.uses_matches:
-            retrieved = self.models.add_matches(retrieved, reversed_contexts(stream, np.arange(len(stream))))
+            retrieved = selected.add_matches(retrieved, reversed_contexts(stream, np.arange(len(stream))))
         retrieved = retrieved.to(self.device)
         targets = torch.from_numpy(stream.tokens).to(self.device)
         texts = [self.tokeniser.spell(token) for token in stream.tokens.tolist()]
         return score_of(texts, score_variant(self.variant, hidden, targets, retrieved=retrieved))
-
-    def _neighbours_of(self, stream: TokenStream) -> Neighbours:
-        """Returns the neighbours of every position of a text, if the model uses any."""
-        return self.models.neighbours_of_text(stream) if self.combiner.uses_neighbours else no_neighbours(len(stream))
 
     def score_files(self, paths: list[Path]) -> dict[str, Any]:
         """Returns perplexities of files that the memory does not hold: static and dynamic, as `spalm score` prints."""
@@ -150,7 +155,7 @@ class Model:
         return explain_position(self.explorer, self.variant.name, text, position=position)
 
     def trace(self, text: str, *, least: int = LEAST) -> list[TracedSpan]:
-        """Returns the spans of a text that stand word for word in the memory, longest first.
+        """Returns the spans of a text that stand word for word in the directory's own memory, longest first.
 
         Spans have at least `least` tokens. They may overlap, but none is part of another.
         """
@@ -171,10 +176,15 @@ class Model:
 
         return SpalmForCausalLM.of_model(self)
 
-    @cached_property
+    @property
     def memory(self) -> DocumentService:
-        """The documents of the memory: `add`, `forget`, `documents`."""
-        return DocumentService(self.models)
+        """The documents of the directory's own memory: `add`, `forget`, `documents`."""
+        return self.memories[self.models.memories.own]
+
+    @cached_property
+    def memories(self) -> dict[str, DocumentService]:
+        """The documents of every memory that is open, by its name."""
+        return {name: DocumentService(self.models.memories[name]) for name in self.models.memories.names}
 
     # Parts of a model
 
@@ -240,6 +250,6 @@ class Model:
 
         return Explorer(self.models)
 
-    def decoder(self, *, use_memory: bool = True) -> Decoder:
-        """Returns a decoder that has read nothing yet."""
-        return Decoder(self, use_memory=use_memory)
+    def decoder(self, *, use_memory: bool = True, memories: MemorySelection | None = None) -> Decoder:
+        """Returns a decoder that has read nothing yet; `memories` are those that it searches, None: all."""
+        return Decoder(self, use_memory=use_memory, memories=memories)

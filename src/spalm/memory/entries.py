@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -15,6 +15,26 @@ _MappedRuns = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 """Addresses, first rows, rows after the last, and rows in the files of all runs."""
 MISSING = -1
 """Number that stands for an entry, a row or a document that does not exist."""
+_BITS = 48
+"""Number of bits of an id within its own memory."""
+
+
+def joined_ids(number: int, ids: Int[np.ndarray, "*n"]) -> Int[np.ndarray, "*n"]:
+    """Returns ids of one of several memories, which have numbers, as ids that name the memory too.
+
+    They are the ids in the memory itself plus 2^48 times its number. So those of number 0 stay what they are.
+    """
+    return np.where(ids == MISSING, MISSING, ids + (number << _BITS)) if number else ids
+
+
+def divided_ids(ids: Int[np.ndarray, "*n"]) -> tuple[Int[np.ndarray, "*n"], Int[np.ndarray, "*n"]]:
+    """Returns the numbers of the memories that ids name, MISSING where there is none, and the ids in them."""
+    return ids >> _BITS, ids & ((1 << _BITS) - 1)
+
+
+def divided_id(id: int) -> tuple[int, int]:
+    """Returns the number of the memory that an id names, and the id in it."""
+    return id >> _BITS, id & ((1 << _BITS) - 1)
 
 
 @dataclass(frozen=True)
@@ -64,6 +84,21 @@ class EntrySource:
     """Name of the document."""
     offset: int
     """Position in the document, in tokens."""
+
+
+class EntryLookup(Protocol):
+    """What can be asked about entries by their ids, in one memory or in several that are joined."""
+
+    live_documents: LiveDocuments
+    """The documents that are remembered and not forgotten."""
+
+    def rows(self, ids: Int[np.ndarray, "*n"]) -> Int[np.ndarray, "*n"]:
+        """Returns the rows of entries, MISSING for ids that are not alive."""
+        ...
+
+    def tokens_of(self, ids: Int[np.ndarray, "*n"], *, missing: int = MISSING) -> Int[np.ndarray, "*n"]:
+        """Returns the values of entries, `missing` for ids that are not alive."""
+        ...
 
 
 class Entries:

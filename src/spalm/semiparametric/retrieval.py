@@ -12,7 +12,7 @@ from torch import Tensor
 
 from spalm.corpus import Split
 from spalm.errors import InputError
-from spalm.memory import Entries
+from spalm.memory import EntryLookup
 from spalm.neighbours import MISSING, NeighbourTable, drop_forgotten
 from spalm.semiparametric.matched import Matched, Matcher
 
@@ -38,7 +38,7 @@ class Retrieved:
 
     @classmethod
     def from_ids(
-        cls, ids: Int[np.ndarray, "*batch count"], distances: Float[np.ndarray, "*batch count"], entries: Entries
+        cls, ids: Int[np.ndarray, "*batch count"], distances: Float[np.ndarray, "*batch count"], entries: EntryLookup
     ) -> "Retrieved":
         """Returns neighbours with the tokens that followed them; forgotten entries must be MISSING already."""
         tokens = torch.from_numpy(entries.tokens_of(ids, missing=0))
@@ -87,7 +87,7 @@ class Retrieved:
         return Retrieved(self.tokens.to(device), self.distances.to(device), self.ids.to(device), matched)
 
 
-def advance_neighbours(previous: Retrieved, observed: Int[Tensor, "n"], entries: Entries) -> Retrieved:
+def advance_neighbours(previous: Retrieved, observed: Int[Tensor, "n"], entries: EntryLookup) -> Retrieved:
     """Returns neighbours for the next position without a search.
 
     They are the entries that follow those neighbours of the previous position whose token was the observed one, with

@@ -2,6 +2,7 @@
 
     GET  /v1/models                    POST /v1/completions            POST /v1/chat/completions
     POST /v1/embeddings                /api: the routes of Ollama's clients
+    GET  /memory                       the memories that are open
     GET  /memory/documents             POST /memory/documents          DELETE /memory/documents/NAME
     POST /explain                      GET  /health                    GET  /metrics
     /                                  the explorer's page, and its requests (/api)
@@ -14,40 +15,46 @@ import time
 from typing import Any
 
 from anyio import CapacityLimiter, to_thread
-from fastapi import APIRouter, FastAPI
+from fastapi import APIRouter, Depends, FastAPI
 from fastapi.responses import PlainTextResponse
 from starlette.staticfiles import StaticFiles
 
-from spalm.errors import InputError
 from spalm.generation import AnswerBatch, Model, ModelSet
 from spalm.generation.inspection import Explorer
 from spalm.lm import BatchReader
 from spalm.server.answers import AnswerService
-from spalm.server.documents import document_routes
+from spalm.server.documents import document_routes, memory_routes
 from spalm.server.errors import REFUSALS, handle_errors
 from spalm.server.explain import explain_routes
 from spalm.server.explorer import PAGE, explorer_routes
-from spalm.server.http import ApiKeyMiddleware, GuardMiddleware, HostMiddleware
+from spalm.server.http import ApiKeyMiddleware, GuardMiddleware, HostMiddleware, Keys
 from spalm.server.limits import Limits
 from spalm.server.metrics import Metrics, MetricsMiddleware
 from spalm.server.ollama import ollama_routes
 from spalm.server.openai import ChatTemplate, openai_routes
 from spalm.server.openai.request_parser import RequestParser
 from spalm.server.queue import RequestQueue
+from spalm.server.rights import GivenRights, readable_documents
 
 _EXPLORER_LIMITS = Limits(waiting=64, body_bytes=1 << 20)
 
 
 def make_server(
-    model: Model, *, limits: Limits | None = None, key: str | None = None, hosts: list[str] | None = None
+    model: Model,
+    *,
+    limits: Limits | None = None,
+    key: str | None = None,
+    keys: Keys | None = None,
+    hosts: list[str] | None = None,
 ) -> FastAPI:
     """Returns the server of a model.
 
-    `key` is the key that clients must send; None: none is needed. `hosts` are the host names by which the server may be
-    reached, as `allowed_hosts` returns them; None: any.
+    `key` is a key that gives all rights, `keys` are further ones; without any, no key is needed. `hosts` are the host
+    names by which the server may be reached, as `allowed_hosts` returns them; None: any.
     """
-    if key == "":
-        raise InputError("the key is empty; give one that nobody guesses, or none")
+    if key is not None:
+        keys = keys or Keys()
+        keys.add(key)
     limits = limits or Limits()
     app, metrics = FastAPI(**_NO_DOCS), Metrics()
     model.models.variants()  # loads all networks now, not within a request
@@ -62,17 +69,26 @@ def make_server(
     for routes in (
         openai_routes(model, parser, queue, service=service),
         ollama_routes(model, parser, queue, service=service),
+        memory_routes(model),
         document_routes(model, queue, limits),
-        explain_routes(model, queue),
-        explorer_routes(model.explorer, queue),
-        state_routes(model, queue, metrics),
+        health_routes(model, queue),
     ):
         app.include_router(routes)
+
+    def needs_own_memory(rights: GivenRights) -> None:
+        readable_documents(model, None, rights)
+
+    for routes in (
+        explain_routes(model, queue),
+        explorer_routes(model.explorer, queue),
+        metrics_routes(model, queue, metrics),
+    ):  # these show the texts of the directory, or count what its memory holds
+        app.include_router(routes, dependencies=[Depends(needs_own_memory)])
     app.mount("/", StaticFiles(directory=PAGE, html=True))
-    app.state.limits, app.state.has_key = limits, key is not None
+    app.state.limits, app.state.has_key = limits, keys is not None
     app.add_middleware(GuardMiddleware, limits=limits)
-    if key is not None:
-        app.add_middleware(ApiKeyMiddleware, key=key)
+    if keys is not None:
+        app.add_middleware(ApiKeyMiddleware, keys=keys)
     app.add_middleware(MetricsMiddleware, metrics=metrics)
     app.add_middleware(HostMiddleware, hosts=hosts or ["*"])
     return app
@@ -100,8 +116,8 @@ _NO_DOCS: dict[str, Any] = {**_DESCRIPTION, "docs_url": None, "redoc_url": None,
 """FastAPI's own pages are off: they fetch scripts from elsewhere."""
 
 
-def state_routes(model: Model, queue: RequestQueue, metrics: Metrics) -> APIRouter:
-    """Returns the routes for the state of the server: health and metrics."""
+def health_routes(model: Model, queue: RequestQueue) -> APIRouter:
+    """Returns the route that says whether the server is up."""
     routes = APIRouter()
     thread = CapacityLimiter(1)  # other requests may use up the threads that they share
 
@@ -110,6 +126,13 @@ def state_routes(model: Model, queue: RequestQueue, metrics: Metrics) -> APIRout
         state = "stopping" if queue.closed else "ok"
         entries = await to_thread.run_sync(lambda: len(model.memory), limiter=thread)
         return {"status": state, "model": model.name, "entries": entries}
+
+    return routes
+
+
+def metrics_routes(model: Model, queue: RequestQueue, metrics: Metrics) -> APIRouter:
+    """Returns the route for the counters of the server; what it says of the memory is of the directory's own."""
+    routes = APIRouter()
 
     @routes.get("/metrics", response_class=PlainTextResponse)
     def show_metrics() -> PlainTextResponse:

@@ -25,8 +25,8 @@ _METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
 _REASONS = {
     400: "The request cannot be understood, or asks for what the model cannot do.",
     401: "The key is missing or wrong.",
-    403: "The request comes from a page of another site.",
-    404: "There is no such model or document.",
+    403: "The request comes from a page of another site, or its key has no right to the memory.",
+    404: "There is no such model, memory or document.",
     405: "The path does not take this method.",
     409: "There is a document of this name already.",
     413: "The request is too large.",

@@ -13,6 +13,7 @@ from spalm.generation.citations import citations_of
 from spalm.generation.decoding.decoder import Decoder
 from spalm.generation.decoding.generate import Generation, GenerationOptions, Step, advance
 from spalm.generation.decoding.stop_texts import StopTexts
+from spalm.generation.memories import MemorySelection
 
 if TYPE_CHECKING:
     from spalm.generation.model import Model
@@ -32,6 +33,8 @@ class AnswerRequest:
     """Texts of the prompt's tokens, if the answer is to begin with them."""
     choice: int = 0
     """Number of the answer among those of its client's request."""
+    memories: MemorySelection | None = None
+    """Memories that are searched, if any is; None: all that are open."""
 
 
 class RunningAnswer:
@@ -105,8 +108,8 @@ class AnswerBatch:
     """Answers of one model in progress, at most `slots` at a time.
 
     What a finished answer has read is kept as long as its slot is not needed. A prompt that begins like another one, of
-    a kept answer or of a running one, is read from there on. If two such prompts arrive at once, the second waits until
-    the first has read what both begin with.
+    a kept answer or of a running one that searches the same memories, is read from there on. If two such prompts arrive
+    at once, the second waits until the first has read what both begin with.
     """
 
     def __init__(self, model: "Model", slots: int):
@@ -125,7 +128,7 @@ class AnswerBatch:
 
     def add(self, request: AnswerRequest) -> RunningAnswer:
         """Adds an answer; it begins with the next step."""
-        answer = RunningAnswer(request, self._model.decoder(use_memory=request.use_memory))
+        answer = RunningAnswer(request, self._model.decoder(use_memory=request.use_memory, memories=request.memories))
         self.running.append(answer)
         self._unbegun.append(answer)
         return answer
@@ -168,9 +171,9 @@ class AnswerBatch:
 
     def _begin(self, answer: RunningAnswer) -> None:
         """Begins an answer with what another has read of its prompt, unless more of that is about to be read."""
-        source, shared = self._source_of(answer.request)
+        source, shared = self._source_of(answer)
         earlier = self.running[: self.running.index(answer)]
-        if any(_shared_prompt(each, answer.request) >= shared + _WORTH_COPYING for each in earlier):
+        if any(_shared_prompt(each, answer) >= shared + _WORTH_COPYING for each in earlier):
             return
         full = len(self.running) - len(self._unbegun) + len(self._kept) == self.slots
         if source is not None:
@@ -180,12 +183,16 @@ class AnswerBatch:
             del self._kept[0]
         self._unbegun.remove(answer)
 
-    def _source_of(self, request: AnswerRequest) -> tuple[Decoder | None, int]:
-        """Returns the decoder that has read most of a prompt, and how much; None and 0 if that is not worth copying."""
+    def _source_of(self, answer: RunningAnswer) -> tuple[Decoder | None, int]:
+        """Returns the decoder that has read most of an answer's prompt, and how much; None and 0 if that is too little.
+
+        It searches the same memories: with passages of others in a prompt, their readers must not be found out by time.
+        """
+        request, own = answer.request, answer.generation.decoder
         running = [answer.generation.decoder for answer in self.running if answer not in self._unbegun]
         shared, best = 0, None
         for decoder in [*running, *self._kept]:
-            if decoder.can_shorten and decoder.use_memory == request.use_memory:
+            if decoder.can_shorten and decoder.searches_as(own):
                 common = _common_beginning(decoder.tokens, _sharable(request))
                 if common >= max(shared, _WORTH_COPYING):
                     shared, best = common, decoder
@@ -216,14 +223,14 @@ def _sharable(request: AnswerRequest) -> list[int]:
     return [] if request.options.score_prompt else request.prompt[:-1]
 
 
-def _shared_prompt(answer: RunningAnswer, request: AnswerRequest) -> int:
-    """Returns how much of a request's prompt will have been read when an answer has read its own; 0 when it has."""
+def _shared_prompt(answer: RunningAnswer, later: RunningAnswer) -> int:
+    """Returns how much of a later answer's prompt will have been read when one has read its own; 0 when it has."""
     generation = answer.generation
     if not generation.reads_prompt or not generation.decoder.can_shorten or answer.finished:
         return 0
-    if answer.request.use_memory != request.use_memory:
+    if not generation.decoder.searches_as(later.generation.decoder):
         return 0
-    return _common_beginning(answer.request.prompt, _sharable(request))
+    return _common_beginning(answer.request.prompt, _sharable(later.request))
 
 
 def _common_beginning(one: Sequence[int], other: Sequence[int]) -> int:

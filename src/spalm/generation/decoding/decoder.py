@@ -1,5 +1,6 @@
 """Decoding: tokens in, the distribution of the next token out, with the memory searched at most once a token."""
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 
 from spalm.compute import threads_for
+from spalm.generation.memories import MemorySelection
 from spalm.lm import IncrementalReader, Outputs
 from spalm.memory.exact import BORDER, LONGEST, last_contexts
 from spalm.semiparametric import CombinedPrediction, PlainCombiner, Retrieved, advance_neighbours
@@ -57,10 +59,14 @@ class EncodedTokens:
 class Decoder:
     """Reads a growing text and predicts its next token, with the memory or without it."""
 
-    def __init__(self, model: "Model", *, use_memory: bool = True):
-        self.model, self.use_memory = model, use_memory
+    def __init__(self, model: "Model", *, use_memory: bool = True, memories: MemorySelection | None = None):
+        """`memories` are those that are searched; None: all that are open."""
+        self.model = model
+        chosen = model.models.memories.select() if memories is None else memories
+        self.memories = chosen if use_memory and chosen.names else None
+        """The memories that are searched; None: the network predicts alone."""
         self._reader = IncrementalReader(model.network, model.reading, model.device)
-        self._has_keys = use_memory and model.combiner.uses_neighbours
+        self._has_keys = self.use_memory and model.combiner.uses_neighbours
         self._key_reader: IncrementalReader | None = None
         if self._has_keys:
             encoder = model.encoder
@@ -72,6 +78,15 @@ class Decoder:
         return len(self._reader)
 
     @property
+    def use_memory(self) -> bool:
+        """Whether any memory is searched."""
+        return self.memories is not None
+
+    def searches_as(self, other: "Decoder") -> bool:
+        """Returns whether another decoder searches the same memories: then one can go on with what the other read."""
+        return _names(self) == _names(other)
+
+    @property
     def tokens(self) -> list[int]:
         """The tokens read so far."""
         return self._reader.tokens
@@ -79,7 +94,7 @@ class Decoder:
     def copied(self) -> "Decoder":
         """Returns an independent decoder that has read the same tokens."""
         other = object.__new__(Decoder)
-        other.model, other.use_memory, other._previous = self.model, self.use_memory, self._previous
+        other.model, other.memories, other._previous = self.model, self.memories, self._previous
         other._has_keys = self._has_keys
         other._reader = self._reader.copied()
         other._key_reader = None if self._key_reader is None else self._key_reader.copied()
@@ -151,39 +166,47 @@ class Decoder:
 
     def _predict(self, encoded: EncodedTokens, last: int) -> tuple[CombinedPrediction, Retrieved]:
         model = self.model
-        if not self.use_memory:
+        if self.memories is None:
             nothing = Retrieved.empty(len(encoded)).to(model.device)
             return PlainCombiner().combine(model.network, encoded.hidden, nothing, logits=encoded.logits), nothing
-        retrieved = self._neighbours(encoded, last) if self._has_keys else Retrieved.empty(len(encoded))
+        retrieved = Retrieved.empty(len(encoded))
+        if self._has_keys:
+            retrieved = self._neighbours(self.memories, encoded, last)
         if model.combiner.uses_matches:
-            retrieved = model.models.add_matches(retrieved, encoded.contexts)
+            retrieved = self.memories.add_matches(retrieved, encoded.contexts)
         retrieved = self._previous = retrieved.to(model.device)
         return model.combiner.combine(model.network, encoded.hidden, retrieved, logits=encoded.logits), retrieved
 
-    def _neighbours(self, encoded: EncodedTokens, last: int) -> Retrieved:
+    def _neighbours(self, memories: MemorySelection, encoded: EncodedTokens, last: int) -> Retrieved:
         """Returns neighbours: searched for or, where the policy expects little of that, advanced from the last ones."""
         model = self.model
         if model.policy is None or float(model.policy(encoded.hidden)) > model.threshold:
-            return model.search(encoded.keys)
+            return memories.nearest(encoded.keys)
         if self._previous is None:
             return Retrieved.empty(1)
-        return advance_neighbours(self._previous, torch.tensor([last], device=model.device), model.store.entries())
+        return advance_neighbours(self._previous, torch.tensor([last], device=model.device), memories.entries())
+
+
+def _names(decoder: Decoder) -> tuple[str, ...] | None:
+    """Returns the names of the memories that a decoder searches; None if it searches none."""
+    return None if decoder.memories is None else decoder.memories.names
 
 
 def predict_together(
     texts: "Sequence[tuple[Decoder, EncodedTokens, int]]",
 ) -> list[tuple[CombinedPrediction, Retrieved]]:
-    """Returns what `Decoder.predict` returns for each of several texts with one model, with one search for all."""
+    """Returns what `Decoder.predict` returns for each of several texts with one model.
+
+    There is one search for all that search the same memories.
+    """
     found: dict[int, tuple[CombinedPrediction, Retrieved]] = {}
-    groups: dict[bool, list[int]] = {True: [], False: []}
+    groups: dict[tuple[str, ...] | None, list[int]] = defaultdict(list)
     for number, (decoder, encoded, last) in enumerate(texts):
         if decoder.at_once > 1:
-            groups[decoder.use_memory].append(number)
+            groups[_names(decoder)].append(number)
         else:
             found[number] = decoder.predict(encoded, last)
     for group in groups.values():
-        if not group:
-            continue
         together = EncodedTokens.concatenate([texts[number][1] for number in group])
         combined, retrieved = texts[group[0]][0].predict(together, texts[group[-1]][2])
         start = 0

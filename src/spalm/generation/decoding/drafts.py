@@ -14,6 +14,7 @@ from jaxtyping import Float
 
 from spalm.generation.citations import FollowedPlace, continuation
 from spalm.generation.decoding.pass_times import PassTimes
+from spalm.generation.memories import MemorySelection
 from spalm.memory import MISSING, Memory
 
 LONGEST_DRAFT = 12
@@ -108,8 +109,8 @@ class DraftRecord:
 class Drafter:
     """Makes the drafts of one answer."""
 
-    def __init__(self, memory: Memory, times: PassTimes, record: DraftRecord):
-        self._memory, self._times, self._record = memory, times, record
+    def __init__(self, memories: Memory | MemorySelection, times: PassTimes, record: DraftRecord):
+        self._memories, self._times, self._record = memories, times, record
 
     def propose(self, place: FollowedPlace, share: float, most: int) -> Draft:
         """Returns at most `most` tokens that may follow a token.
@@ -122,7 +123,7 @@ class Drafter:
         if self._record.passes_over(kind):
             return NO_DRAFT
         length = min(most, self.length_that_pays(kind))
-        return Draft(continuation(self._memory.entries(), place.entry, length), kind) if length else NO_DRAFT
+        return Draft(continuation(self._memories.entries(), place.entry, length), kind) if length else NO_DRAFT
 
     def length_that_pays(self, kind: int) -> int:
         """Returns the length with most expected tokens, of all answers, in the time of a pass; 0 if no draft pays."""

@@ -75,8 +75,10 @@ class Generation:
         self._picked = 0
         self._detokeniser = IncrementalDetokeniser(model.tokeniser, [self._last])
         self._random = None if options.sampling is None else random_generator(options.sampling, model.device)
-        drafts = options.draft and decoder.use_memory and decoder.at_once > 1 and decoder.can_shorten
-        self._drafter = Drafter(model.store, model.pass_times, model.draft_record) if drafts else None
+        drafts = options.draft and decoder.at_once > 1 and decoder.can_shorten
+        self._drafter = None
+        if drafts and decoder.memories is not None:
+            self._drafter = Drafter(decoder.memories, model.pass_times, model.draft_record)
         self.finished = False
         """Whether the last token has been picked."""
 
@@ -167,17 +169,18 @@ class Generation:
         reason: FinishReason | None = "stop" if ends else "length" if last else None
         self.finished = reason is not None
         text = "" if ends else self._detokeniser.add(token)
-        share = memory_share(combined, retrieved, token) if self.decoder.use_memory else 0.0
+        memories = self.decoder.memories
+        share = 0.0 if memories is None else memory_share(combined, retrieved, token)
         followed = self._follow(combined, retrieved, token, share=share)
-        cited = options.cite and share > 0
+        sources = []
+        if memories is not None and options.cite and share > 0:
+            sources = cited_sources(memories, combined, retrieved, token=token, followed=followed)
         return GeneratedToken(
             id=token,
             text=text + self._detokeniser.rest() if reason else text,
             log_probability=float(log_probabilities[token]),
             memory_share=share,
-            sources=cited_sources(model.store.entries(), combined, retrieved, token=token, followed=followed)
-            if cited
-            else [],
+            sources=sources,
             continues=followed != MISSING,
             drafted=token == guess,
             likely=_likeliest(log_probabilities, options.likely),
@@ -186,10 +189,11 @@ class Generation:
 
     def _follow(self, combined: CombinedPrediction, retrieved: Retrieved, token: int, *, share: float) -> int:
         """Returns the token's entry in the document that the answer follows; MISSING if it is not there."""
-        if share <= TOOK_PART:
+        memories = self.decoder.memories
+        if share <= TOOK_PART or memories is None:
             self._place = FollowedPlace()
         elif self.options.cite or self._drafter is not None:
-            return self._place.advance(self.decoder.model.store.entries(), combined, retrieved, token=token)
+            return self._place.advance(memories.entries(), combined, retrieved, token=token)
         return MISSING
 
 

@@ -245,10 +245,11 @@ class SpalmForCausalLM(PreTrainedModel, GenerationMixin):
         """Returns log p of the vocabulary. A symbol that the configuration adds to it never occurs: its p is 0."""
         model = self.memory_model
         retrieved = Retrieved.empty(len(encoded))
+        memories = model.models.memories.select()
         if self.use_memory and model.combiner.uses_neighbours:
-            retrieved = model.search(encoded.keys)
+            retrieved = memories.nearest(encoded.keys)
         if self.use_memory and model.combiner.uses_matches:
-            retrieved = model.models.add_matches(retrieved, encoded.contexts)
+            retrieved = memories.add_matches(retrieved, encoded.contexts)
         combined = model.combiner.combine(model.network, encoded.hidden, retrieved.to(model.device))
         missing = self.config.vocab_size - combined.log_probabilities.shape[-1]
         return F.pad(combined.log_probabilities, (0, missing), value=-torch.inf)

@@ -1,11 +1,13 @@
 """The models of a pretrained base with a memory: the base alone, and with each combiner that was fitted."""
 
 from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 import torch
 
 from spalm.attachment import ALWAYS_SEARCH, Attached
+from spalm.generation.memories import AddedMemory, open_added_memory
 from spalm.generation.models.model_set import ModelSet, Neighbours, Network, Variant, no_neighbours
 from spalm.memory import Encoder, source_of_split
 from spalm.runs import HeldOut
@@ -53,6 +55,9 @@ class AttachedModels(ModelSet):
 
     def variant(self, name: str, split: HeldOut = "test", position: int = 0) -> Variant:  # noqa: ARG002
         return Variant(name, self._network, self.attached.combiners[name])
+
+    def further_memory(self, folder: Path) -> AddedMemory:
+        return open_added_memory(folder, self)
 
     def neighbours_of_split(self, split: HeldOut, rows: np.ndarray) -> Neighbours:
         """Returns neighbours from other documents. A position's own is excluded, as the memory holds dev and test."""

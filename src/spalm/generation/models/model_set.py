@@ -1,7 +1,7 @@
 """The models that one directory holds. They share the text, the memory and its index; each is opened once."""
 
-from abc import ABC, abstractmethod
-from dataclasses import dataclass, replace
+from abc import abstractmethod
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
@@ -11,12 +11,11 @@ import torch
 from spalm.attachment import ALWAYS_SEARCH, SearchPolicy
 from spalm.corpus import Corpus, Tokeniser, TokenStream
 from spalm.errors import InputError
-from spalm.generation.passages.bm25 import Bm25Settings
-from spalm.generation.passages.ranking import PassageIndex
+from spalm.generation.memories import MemoryFolders, OpenMemories, UsableMemory, named_folders
 from spalm.lm import LanguageModel, Reading
 from spalm.memory import Encoder, Memory
 from spalm.runs import HeldOut
-from spalm.semiparametric import Combiner, Matched, PlainCombiner, Retrieved, Search
+from spalm.semiparametric import Combiner, PlainCombiner, Search
 
 Neighbours = tuple[np.ndarray, np.ndarray]
 """Ids of entries and their squared distances, nearest first, a row for each position."""
@@ -50,7 +49,7 @@ class Variant:
         return not isinstance(self.combiner, PlainCombiner)
 
 
-class ModelSet(ABC):
+class ModelSet(UsableMemory):
     """Everything that is opened at a directory: networks, memory, index, and the variants made of them."""
 
     directory: Path
@@ -66,8 +65,6 @@ class ModelSet(ABC):
     """Decides which positions are searched; None: all."""
     threshold: float = ALWAYS_SEARCH
     """Expected gain above which a position is searched."""
-    bm25 = Bm25Settings()
-    """Settings of the ranking of passages; they are read when the first are asked for."""
 
     @property
     @abstractmethod
@@ -116,19 +113,19 @@ class ModelSet(ABC):
         keys = self.encoder.keys(stream, 0, len(stream), to_keys=self.memory.keys_of, width=self.memory.width)
         return self.search.find(keys)
 
-    @property
-    def has_keys(self) -> bool:
-        """Whether the memory has keys, without which there are no nearest contexts."""
-        return len(self.memory.entries().with_keys) > 0
-
-    def add_matches(self, retrieved: Retrieved, contexts: np.ndarray) -> Retrieved:
-        """Returns what was retrieved for some positions with the exact matches of their contexts."""
-        return replace(retrieved, matched=Matched.of(self.memory.exact.current().find(contexts)))
-
     @cached_property
-    def passages(self) -> PassageIndex:
-        """The paragraphs of the memory, to be ranked for a question."""
-        return PassageIndex(self.memory, self.tokeniser, self.bm25)
+    def memories(self) -> OpenMemories:
+        """The memories that are open beside the networks: that of the directory, and further ones."""
+        return OpenMemories(self.directory.resolve().name, self)
+
+    def open_memories(self, folders: MemoryFolders) -> None:
+        """Opens further memories of the same base model; see `MemoryFolders`."""
+        for name, folder in named_folders(folders):
+            self.memories.add(folder.resolve().name if name is None else name, self.further_memory(folder))
+
+    def further_memory(self, folder: Path) -> UsableMemory:
+        """Opens a further memory, which is refused unless its keys and tokens are those of this model."""
+        raise InputError(f"{folder}: {self.directory} is a run, which has one memory; give what `spalm attach` made")
 
     @property
     def tokeniser(self) -> Tokeniser:

@@ -15,12 +15,13 @@ otherwise in each process; texts are not held.
 import math
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from jaxtyping import Float, Int, Integer
 from pydantic import Field
 
+from spalm.memory import joined_ids
 from spalm.settings import Settings
 
 _WORD = re.compile(r"\w+")
@@ -95,6 +96,11 @@ class Segment:
         numbers = (np.cumsum(kept) - 1).astype(np.int32)
         postings = self._words_of_postings()[staying], numbers[self.holders[staying]], self.counts[staying]
         return self._sorted(self.places[kept], self.lengths[kept], postings)
+
+    def in_memory(self, number: int) -> "Segment":
+        """Returns the segment with the ids of its documents as those of one of several memories."""
+        documents = joined_ids(number, self.places[:, 0])
+        return replace(self, places=np.column_stack([documents, self.places[:, 1:]])) if number else self
 
     def _words_of_postings(self) -> Int[np.ndarray, "postings"]:
         return np.repeat(self.words, np.diff(self.bounds))

@@ -5,10 +5,11 @@ documents that were added since are added, and those that were forgotten are tak
 hashes of words and places, from which the text is read from the memory when it is wanted; so nothing of a forgotten
 document stays, on the disk or in RAM.
 
-Ranking by something else than BM25, or ranking the best by BM25 again, would go into `PassageIndex._rank`.
+Ranking by something else than BM25, or ranking the best by BM25 again, would go into `rank_together`.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from threading import Lock
 
 import numpy as np
@@ -17,9 +18,9 @@ from spalm.choices import MOST_PASSAGES
 from spalm.console import say
 from spalm.corpus import Tokeniser
 from spalm.errors import InputError
-from spalm.generation.passages.bm25 import Bm25Index, Bm25Settings, words_of
+from spalm.generation.passages.bm25 import Bm25Index, Bm25Settings, Segment, words_of
 from spalm.generation.passages.paragraphs import ParagraphSplitter
-from spalm.memory import Entries, Memory
+from spalm.memory import Entries, Memory, divided_id
 
 _BROKEN = "\ufffd"
 """Replacement character, in place of bytes of a character that was cut."""
@@ -44,6 +45,8 @@ class RankedPassage:
     text: str
     score: float
     """Score of the paragraph by BM25."""
+    memory: str = ""
+    """Name of the memory that holds the document."""
 
 
 def refuse_passage_count(count: int) -> None:
@@ -70,29 +73,36 @@ class PassageIndex:
 
     def best(self, text: str, count: int) -> list[RankedPassage]:
         """Returns the paragraphs that fit a text best, the best first; fewer if fewer share a word with it."""
-        refuse_passage_count(count)
-        if not count:
-            return []
+        return rank_together([("", self)], text, count)
+
+    def current(self) -> "IndexedParagraphs":
+        """Returns the paragraphs of the documents that the memory holds now."""
         with self._asking:
             while True:
                 entries = self._memory.entries()
                 try:
                     self._follow(entries)
-                    return self._rank(entries, text, count)
+                    return IndexedParagraphs(self, entries, tuple(self._index.segments))
                 except (InputError, OSError):
                     # Another process may have removed a shard since the entries were listed.
                     if self._memory.entries() is entries:
                         raise
 
-    def _rank(self, entries: Entries, text: str, count: int) -> list[RankedPassage]:
-        best = self._index.best(words_of(text)[-_QUESTION_WORDS:], count)
-        live, found = entries.live_documents, []
-        for (first_id, start, end), score in best:
-            row = entries.first_row(first_id)
-            paragraph = self._decode(entries.tokens(row + start, row + end))
-            name = live.names[int(live.index_of(np.array(first_id)))]
-            found.append(RankedPassage(name, start, end - start, paragraph, score))
-        return found
+    def has_changed_since(self, entries: Entries) -> bool:
+        """Returns whether the memory holds other documents, or holds them elsewhere, than these entries say."""
+        return self._memory.entries() is not entries
+
+    @property
+    def settings(self) -> Bm25Settings:
+        """Settings of the ranking."""
+        return self._settings
+
+    def passage_at(self, entries: Entries, first_id: int, bounds: tuple[int, int], *, score: float) -> RankedPassage:
+        """Returns a paragraph, given by the id of its document's first entry and its bounds there."""
+        live, row, (start, end) = entries.live_documents, entries.first_row(first_id), bounds
+        paragraph = self._decode(entries.tokens(row + start, row + end))
+        name = live.names[int(live.index_of(np.array(first_id)))]
+        return RankedPassage(name, start, end - start, paragraph, score)
 
     def _decode(self, tokens: np.ndarray) -> str:
         """Returns tokens as text, without those that end a document or an answer."""
@@ -137,3 +147,44 @@ class PassageIndex:
             words += [words_of(self._decode(tokens[start:end])) for start, end in bounds.tolist()]
         self._index.add(np.concatenate(places), words)
         self._held = np.append(self._held, live.first_ids[documents])
+
+
+@dataclass(frozen=True)
+class IndexedParagraphs:
+    """The paragraphs of the documents that a memory held at one moment."""
+
+    index: PassageIndex
+    entries: Entries
+    segments: tuple[Segment, ...]
+
+
+def rank_together(indexes: Sequence[tuple[str, PassageIndex]], text: str, count: int) -> list[RankedPassage]:
+    """Returns the paragraphs of several memories, given by their names, that fit a text best, the best first.
+
+    They are ranked as if one memory held all of them: how rare a word is, and how long paragraphs are, is counted in
+    all together.
+    """
+    refuse_passage_count(count)
+    if not count or not indexes:
+        return []
+    while True:
+        held = [index.current() for _, index in indexes]
+        try:
+            return _rank([name for name, _ in indexes], held, text, count=count)
+        except (InputError, OSError):
+            # Another process may have removed a shard since the entries were listed.
+            if not any(each.index.has_changed_since(each.entries) for each in held):
+                raise
+
+
+def _rank(names: Sequence[str], held: Sequence[IndexedParagraphs], text: str, *, count: int) -> list[RankedPassage]:
+    joined = Bm25Index(held[0].index.settings)
+    for number, each in enumerate(held):
+        joined.segments += [segment.in_memory(number) for segment in each.segments]
+    found = []
+    for (document, start, end), score in joined.best(words_of(text)[-_QUESTION_WORDS:], count):
+        number, first_id = divided_id(document)
+        each = held[number]
+        passage = each.index.passage_at(each.entries, first_id, (start, end), score=score)
+        found.append(replace(passage, memory=names[number]))
+    return found

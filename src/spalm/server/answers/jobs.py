@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from spalm.corpus import Tokeniser
-from spalm.generation import AnswerRequest, GenerationOptions, RankedPassage, Sampling, token_texts
+from spalm.generation import AnswerRequest, GenerationOptions, MemorySelection, RankedPassage, Sampling, token_texts
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,8 @@ class GenerationJob:
     likely: int | None = None
     """Number of likely tokens to list for each token; None: no log-probabilities are wanted."""
     use_memory: bool = True
+    memories: MemorySelection | None = None
+    """Memories that are used, if any is; None: all that are open."""
     cite: bool = False
     """Whether answers end with their citations."""
     draft: bool = True
@@ -79,8 +81,16 @@ class GenerationJob:
         found = []
         for prompt in self.prompts:
             echo = prompt.token_texts(tokeniser) if self.echo else None
+            first = len(found)
             found += [
-                AnswerRequest(prompt.tokens, self._options(number), self.use_memory, echo, choice=len(found) + number)
+                AnswerRequest(
+                    prompt.tokens,
+                    self._options(number),
+                    self.use_memory,
+                    echo,
+                    choice=first + number,
+                    memories=self.memories,
+                )
                 for number in range(self.n)
             ]
         return found

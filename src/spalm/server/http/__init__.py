@@ -1,6 +1,6 @@
 """Checks and limits between a client and the routes: connections, host names, keys, sizes and forms of requests."""
 
-from spalm.server.http.auth import ApiKeyMiddleware
+from spalm.server.http.auth import ApiKeyMiddleware, Keys, read_keys
 from spalm.server.http.bodies import JsonRoute
 from spalm.server.http.guard import GuardMiddleware
 from spalm.server.http.hosts import HostMiddleware, allowed_hosts
@@ -11,7 +11,9 @@ __all__ = [
     "GuardMiddleware",
     "HostMiddleware",
     "JsonRoute",
+    "Keys",
     "allowed_hosts",
     "check_access",
+    "read_keys",
     "serve",
 ]

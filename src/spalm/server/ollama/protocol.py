@@ -13,6 +13,7 @@ from spalm.server.openai.protocol import (
     ChatRequest,
     ClientRequest,
     CompletionRequest,
+    MemoryNames,
     PassageCount,
     StopText,
 )
@@ -48,6 +49,8 @@ class OllamaRequest(ClientRequest):
     format: Literal[""] | None = None
     memory: bool = True
     """Whether the memory is used. This field is not Ollama's."""
+    memories: MemoryNames | None = None
+    """Names of the memories that are used; by default all that the key may use. This field is not Ollama's."""
     cite: bool = False
     """Whether to list the parts that the memory decided, and their sources. This field is not Ollama's."""
     passages: PassageCount = 0
@@ -58,6 +61,7 @@ class OllamaRequest(ClientRequest):
         return {
             "model": without_tag(self.model),
             "memory": self.memory,
+            "memories": self.memories,
             "cite": self.cite,
             "passages": self.passages,
             **self.options.in_openai_form(),

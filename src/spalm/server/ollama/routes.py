@@ -23,6 +23,7 @@ from spalm.server.ollama.protocol import (
 from spalm.server.ollama.responses import OllamaChatResponse, OllamaResponse
 from spalm.server.openai.request_parser import RequestParser
 from spalm.server.queue import RequestQueue
+from spalm.server.rights import GivenRights, Rights
 
 _VERSION = "0.12.0"
 """Version of Ollama whose API this is; clients ask for it."""
@@ -69,19 +70,19 @@ def ollama_routes(model: Model, parser: RequestParser, queue: RequestQueue, *, s
         }
 
     @routes.post("/generate", responses=STREAMED["ndjson"])
-    async def generate(body: GenerateRequest, request: Request) -> Response:
+    async def generate(body: GenerateRequest, request: Request, rights: GivenRights) -> Response:
         if not body.prompt and not body.system:  # clients do so to load a model
             parser.refuse_other_models(without_tag(body.model))
             return JSONResponse({"model": body.model, "created_at": started, "response": "", "done": True})
-        return await answer(request, body, lambda: _job_of_text(parser, body), form=OllamaResponse)
+        return await answer(request, body, lambda: _job_of_text(parser, body, rights), form=OllamaResponse)
 
     @routes.post("/chat", responses=STREAMED["ndjson"])
-    async def chat(body: OllamaChatRequest, request: Request) -> Response:
+    async def chat(body: OllamaChatRequest, request: Request, rights: GivenRights) -> Response:
         if not body.messages:
             parser.refuse_other_models(without_tag(body.model))
             empty = {"role": "assistant", "content": ""}
             return JSONResponse({"model": body.model, "created_at": started, "message": empty, "done": True})
-        return await answer(request, body, lambda: parser.parse_chat(body.as_chat()), form=OllamaChatResponse)
+        return await answer(request, body, lambda: parser.parse_chat(body.as_chat(), rights), form=OllamaChatResponse)
 
     @routes.post("/embed")
     async def embed(body: EmbedRequest, request: Request) -> dict[str, Any]:
@@ -114,8 +115,8 @@ def ollama_routes(model: Model, parser: RequestParser, queue: RequestQueue, *, s
     return routes
 
 
-def _job_of_text(parser: RequestParser, body: GenerateRequest) -> GenerationJob:
+def _job_of_text(parser: RequestParser, body: GenerateRequest, rights: Rights) -> GenerationJob:
     """Returns the job of a request to /api/generate: a chat of one message, where the model has a template."""
     if body.raw or not parser.has_chat_template:
-        return parser.parse_completion(body.as_completion(), default_tokens=None)
-    return parser.parse_chat(body.as_chat())
+        return parser.parse_completion(body.as_completion(), rights, default_tokens=None)
+    return parser.parse_chat(body.as_chat(), rights)

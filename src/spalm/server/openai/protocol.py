@@ -21,6 +21,8 @@ Zero = Annotated[float, Field(ge=0, le=0)]
 StopText = Annotated[str, Field(max_length=1000)]
 PassageCount = Annotated[int, Field(ge=0, le=MOST_PASSAGES)]
 """Number of passages of the memory that are put into the prompt."""
+MemoryNames = Annotated[Items[Name], Field(max_length=1024)]
+"""Names of memories."""
 Prompt = str | list[int]
 """A text, or token ids."""
 Prompts = str | Items[TokenId] | Items[str] | Items[Items[TokenId]]
@@ -76,6 +78,8 @@ class GenerationRequest(ClientRequest):
     logit_bias: NoBiases = {}
     memory: bool = True
     """Whether the memory is used. This field is not OpenAI's."""
+    memories: MemoryNames | None = None
+    """Names of the memories that are used; by default all that the key may use. This field is not OpenAI's."""
     cite: bool = False
     """Whether to list the parts that the memory decided, and their sources. This field is not OpenAI's."""
     passages: PassageCount = 0

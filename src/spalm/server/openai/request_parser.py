@@ -3,13 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from spalm.generation import Model
+from spalm.generation import MemorySelection, Model
 from spalm.generation.passages import RankedPassage, fit_passages, message_with_passages
 from spalm.server.answers import GenerationJob, TokenisedPrompt
 from spalm.server.errors import RequestRefused
 from spalm.server.limits import Limits
 from spalm.server.openai.chat_template import ChatTemplate
 from spalm.server.openai.protocol import ChatMessage, ChatRequest, CompletionRequest, Prompt
+from spalm.server.rights import Rights, selected_memories
 
 _DEFAULT_TOKENS = 16
 """Highest number of tokens of a completion if the request has no `max_tokens`, as in OpenAI's API."""
@@ -49,19 +50,20 @@ class RequestParser:
         return texts, sum(counts)
 
     def parse_completion(
-        self, request: CompletionRequest, default_tokens: int | None = _DEFAULT_TOKENS
+        self, request: CompletionRequest, rights: Rights, *, default_tokens: int | None = _DEFAULT_TOKENS
     ) -> GenerationJob:
-        """Returns the job of a request for completions.
+        """Returns the job of a request for completions, whose key has these rights.
 
         `default_tokens` is the highest number of tokens if the request has none; None: as many as there is room for.
         """
         self.refuse_other_models(request.model)
+        memories = selected_memories(self._model, request.memories, rights)
         given = request.prompts()
         self._refuse_too_many(len(given) * request.n)
         checked = [self._checked(prompt, "prompt") for prompt in given]
         passages, answer = request.passages, request.max_tokens if request.max_tokens is not None else default_tokens
         prompts = [
-            self._with_passages(prompt, passages, answer)
+            self._with_passages(prompt, memories, passages, answer=answer)
             if passages and isinstance(prompt, str)
             else TokenisedPrompt.of(self._model.tokeniser, prompt)
             for prompt in checked
@@ -75,20 +77,22 @@ class RequestParser:
             echo=request.echo,
             likely=request.logprobs,
             use_memory=request.memory,
+            memories=memories,
             cite=request.cite,
         )
         return self._bounded(job, may_shorten=request.max_tokens is None)
 
-    def parse_chat(self, request: ChatRequest) -> GenerationJob:
-        """Returns the job of a request for a chat completion."""
+    def parse_chat(self, request: ChatRequest, rights: Rights) -> GenerationJob:
+        """Returns the job of a request for a chat completion, whose key has these rights."""
         self.refuse_other_models(request.model)
+        memories = selected_memories(self._model, request.memories, rights)
         if self._chat is None:
             message = f"{self._model.name} has no chat template; use /v1/completions"
             raise RequestRefused(400, message, code="no_chat_template")
         self._refuse_too_many(request.n)
         self._refuse_too_long(sum(len(message.text.encode()) for message in request.messages), "messages")
         count = request.max_completion_tokens or request.max_tokens
-        prompt = self._chat_prompt(self._chat, request, count)
+        prompt = self._chat_prompt(self._chat, request, memories, answer=count)
         room = self._room(len(prompt.tokens), count, "messages")
         job = GenerationJob(
             prompts=[prompt],
@@ -96,17 +100,22 @@ class RequestParser:
             n=request.n,
             likely=request.top_logprobs if request.logprobs else None,
             use_memory=request.memory,
+            memories=memories,
             cite=request.cite,
         )
         return self._bounded(job, may_shorten=count is None)
 
-    def _with_passages(self, prompt: str, count: int, answer: int | None) -> TokenisedPrompt:
-        """Returns a prompt with passages of the memory before it, as many as there is room for beside an answer."""
-        found = self._model.passages(prompt, count=count)
+    def _with_passages(
+        self, prompt: str, memories: MemorySelection, count: int, *, answer: int | None
+    ) -> TokenisedPrompt:
+        """Returns a prompt with passages of memories before it, as many as there is room for beside an answer."""
+        found = memories.passages(prompt, count)
         tokens, used = self._model.prompt_with_passages(prompt, found, self._room_for_prompt(answer))
         return TokenisedPrompt(tokens, passages=used)
 
-    def _chat_prompt(self, chat: ChatTemplate, request: ChatRequest, answer: int | None) -> TokenisedPrompt:
+    def _chat_prompt(
+        self, chat: ChatTemplate, request: ChatRequest, memories: MemorySelection, *, answer: int | None
+    ) -> TokenisedPrompt:
         """Returns a conversation as a prompt, with the passages that are asked for in the user's last message."""
         tokeniser, messages = self._model.tokeniser, request.messages
         if not request.passages:
@@ -120,7 +129,7 @@ class RequestParser:
                 given[asked] = ChatMessage(role="user", content=content)
             return chat.prompt(tokeniser, given).tokens
 
-        found = [] if asked is None else self._model.passages(messages[asked].text, count=request.passages)
+        found = [] if asked is None else memories.passages(messages[asked].text, request.passages)
         tokens, used = fit_passages(found, render, tokeniser, room=self._room_for_prompt(answer))
         return TokenisedPrompt(tokens, passages=used)
 

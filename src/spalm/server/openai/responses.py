@@ -6,7 +6,7 @@ from collections import defaultdict
 from typing import Any
 
 from spalm.corpus import Tokeniser
-from spalm.generation import Chunk, Citation, RankedPassage
+from spalm.generation import Chunk, Citation, CitedSource, RankedPassage
 from spalm.server.answers import GenerationJob
 
 _LEAST = -9999.0
@@ -142,14 +142,15 @@ def sources_in_json(chunk: Chunk, passages: list[RankedPassage] | None) -> dict[
     if chunk.citations is not None:
         fields["citations"] = [_citation_in_json(each) for each in chunk.citations]
     if chunk.finish_reason is not None and passages is not None:
-        fields["passages"] = [
-            {"document": each.document, "offset": each.offset, "tokens": each.tokens, "score": each.score}
-            for each in passages
-        ]
+        fields["passages"] = [{**_place_in_json(each), "tokens": each.tokens, "score": each.score} for each in passages]
     return fields
 
 
 def _citation_in_json(citation: Citation) -> dict[str, Any]:
     """Returns a citation as clients get it."""
-    sources = [{"document": each.document, "offset": each.offset, "weight": each.weight} for each in citation.sources]
+    sources = [{**_place_in_json(each), "weight": each.weight} for each in citation.sources]
     return {"start": citation.start, "end": citation.end, "sources": sources}
+
+
+def _place_in_json(place: CitedSource | RankedPassage) -> dict[str, Any]:
+    return {"memory": place.memory, "document": place.document, "offset": place.offset}

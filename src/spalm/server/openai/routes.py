@@ -13,6 +13,7 @@ from spalm.server.openai.protocol import ChatRequest, CompletionRequest, Embeddi
 from spalm.server.openai.request_parser import RequestParser
 from spalm.server.openai.responses import ChatResponse, CompletionResponse
 from spalm.server.queue import RequestQueue
+from spalm.server.rights import GivenRights
 
 
 def openai_routes(model: Model, parser: RequestParser, queue: RequestQueue, *, service: AnswerService) -> APIRouter:
@@ -30,12 +31,12 @@ def openai_routes(model: Model, parser: RequestParser, queue: RequestQueue, *, s
         return description
 
     @routes.post("/completions", responses=STREAMED["events"])
-    async def completions(body: CompletionRequest, request: Request) -> Response:
-        return await answer(request, body, lambda: parser.parse_completion(body), form=CompletionResponse)
+    async def completions(body: CompletionRequest, request: Request, rights: GivenRights) -> Response:
+        return await answer(request, body, lambda: parser.parse_completion(body, rights), form=CompletionResponse)
 
     @routes.post("/chat/completions", responses=STREAMED["events"])
-    async def chat_completions(body: ChatRequest, request: Request) -> Response:
-        return await answer(request, body, lambda: parser.parse_chat(body), form=ChatResponse)
+    async def chat_completions(body: ChatRequest, request: Request, rights: GivenRights) -> Response:
+        return await answer(request, body, lambda: parser.parse_chat(body, rights), form=ChatResponse)
 
     @routes.post("/embeddings")
     async def embeddings(body: EmbeddingRequest, request: Request) -> dict[str, Any]:
