@@ -93,7 +93,7 @@ class Model:
         options = GenerationOptions(chosen, cite=cite, draft=draft)
         room = None if self.max_length is None else self.max_length - chosen.max_tokens
         tokens, used = self.prompt_with_passages(prompt, self.passages(prompt, count=passages), room)
-        request = AnswerRequest(tokens, options, use_memory=memory)
+        request = AnswerRequest(tokens, options, use_memory=memory, passages=used)
         answer = RunningAnswer(request, self.decoder(use_memory=memory))
         while not answer.finished:
             for chunk in answer.chunks(advance([answer.generation])[0]):

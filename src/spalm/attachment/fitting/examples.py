@@ -52,6 +52,8 @@ class ExampleSets:
     """Pieces of training text read as questions are: with little context, and with their own document in the memory."""
     dev: TrainingExamples
     test: TrainingExamples
+    dev_text: TokenStream
+    """The text of which `dev` holds every position."""
     test_text: TokenStream
     """The text of which `test` holds every position."""
     dev_past: Retrieved | None
@@ -80,26 +82,31 @@ class ExampleSets:
         if search.nearest is not None:
             keys, count = search.memory.keys_of(dev.base.hidden), search.nearest.count
             past = nearest_in_past(keys, dev.targets.numpy(), count, reach=settings.cache)
-        return cls(train, advanced, questions, dev, test, texts[1], past)
+        return cls(train, advanced, questions, dev, test, *texts, past)
 
 
 def _held_out_examples(
     base: PretrainedBase, search: MemorySearch, corpus: Corpus, *, split: HeldOut, settings: AttachSettings
 ) -> tuple[TokenStream, TrainingExamples]:
-    """Returns text of dev or test, and every position of it; keys that the memory has of it need not be made again.
-
-    A long split is represented by the beginnings of documents from all over it.
-    """
-    text, known = corpus.split(split), None
-    positions, ends = np.arange(len(text)), text.ends
-    if len(text) > settings.held_out:
-        positions, ends = _beginnings(text, settings.held_out, settings)
-        text = TokenStream(text.tokens[positions], ends, lambda: ["document"] * len(ends), start=text.start)
+    """Returns text of dev or test, and every position of it; keys that the memory has of it need not be made again."""
+    text, positions = held_out_text(corpus.split(split), settings)
+    known = None
     if search.nearest is not None and search.memory.projection is None:
         known = _known_states(search.memory, source_of_split(corpus, split), positions)
     return text, examples_from_text(
         base, search, text, title=f"read {split}: {len(text.ends):,} document(s)", known=known
     )
+
+
+def held_out_text(text: TokenStream, settings: AttachSettings) -> tuple[TokenStream, Int[np.ndarray, "n"]]:
+    """Returns the text of a split on which a combiner is calibrated or measured, and its positions in the split.
+
+    A long split is represented by the beginnings of documents from all over it.
+    """
+    if len(text) <= settings.held_out:
+        return text, np.arange(len(text))
+    positions, ends = _beginnings(text, settings.held_out, settings)
+    return TokenStream(text.tokens[positions], ends, lambda: ["document"] * len(ends), start=text.start), positions
 
 
 def _known_states(

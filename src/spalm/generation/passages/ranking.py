@@ -25,6 +25,8 @@ _BROKEN = "\ufffd"
 """Replacement character, in place of bytes of a character that was cut."""
 _QUESTION_WORDS = 256
 """Number of words at the end of a text by which paragraphs are ranked."""
+_FEW, _FEW_SHARE = 3, 10
+"""A word tells something if it stands in at most so many paragraphs, or in at most one of so many."""
 _GROUP_TOKENS = 1 << 18
 """Number of tokens of documents that are added together."""
 _MANY_TOKENS = 1 << 20
@@ -83,6 +85,12 @@ class PassageIndex:
                     # Another process may have removed a shard since the entries were listed.
                     if self._memory.entries() is entries:
                         raise
+
+    def telling(self, words: list[str]) -> list[bool]:
+        """Returns for every word, in lower case, whether it stands in few of the paragraphs."""
+        with self._asking:
+            few = max(_FEW, len(self._index) // _FEW_SHARE)
+            return [self._index.holding(word) <= few for word in words]
 
     def _rank(self, entries: Entries, text: str, count: int) -> list[RankedPassage]:
         best = self._index.best(words_of(text)[-_QUESTION_WORDS:], count)

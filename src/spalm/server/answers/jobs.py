@@ -80,7 +80,14 @@ class GenerationJob:
         for prompt in self.prompts:
             echo = prompt.token_texts(tokeniser) if self.echo else None
             found += [
-                AnswerRequest(prompt.tokens, self._options(number), self.use_memory, echo, choice=len(found) + number)
+                AnswerRequest(
+                    prompt.tokens,
+                    self._options(number),
+                    self.use_memory,
+                    echo,
+                    choice=len(found) + number,
+                    passages=prompt.passages or [],
+                )
                 for number in range(self.n)
             ]
         return found
