@@ -78,7 +78,7 @@ def _with_memory(attached: Attached, text: TokenStream, hidden: Tensor) -> Train
     return examples_from_hidden(attached.base, hidden, retrieved, targets=targets)
 
 
-def rag_rows(study: Study, attached: Attached) -> dict[str, Any]:
+def rag_rows(attached: Attached) -> dict[str, Any]:
     """Returns the sums of log p of in-context retrieval, and of the memory on top of it, and what both took.
 
     The mixture is the memory's own, calibrated on dev read with passages.
@@ -164,7 +164,7 @@ def compare(study: Study, name: str) -> dict[str, Any]:
             on_lora[str(place)] = study.attach(f"{place.name}-lora", [texts.core], settings, model=place)[0]
         own = on_lora[str(place)].combiner_artifact.facts["documents"]["test"]
         rows[row], rows[f"{row}, with the memory"] = own["plain"], own["adaptive"]
-    rag = study.made(f"rag-{name}", [name, str(attached.directory)], lambda: rag_rows(study, attached))
+    rag = study.made(f"rag-{name}", [name, str(attached.directory)], lambda: rag_rows(attached))
     rows |= {row: sums for row, sums in rag["documents"].items() if row not in ("tokens", "plain")}
     return {
         "domain": name,

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from spalm.corpus import TokenStream
 from spalm.compute.hardware import has_bf16
+from spalm.corpus import TokenStream
 
 _BATCH_TOKENS = 4096
 """Number of tokens of a step, about, padding included."""
