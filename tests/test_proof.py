@@ -81,7 +81,9 @@ def test_citations_are_counted_against_the_right_paragraph():
 def test_precision_and_recall_of_citations_are_those_of_answered_questions():
     def answered(text: str, cited: list[str], passages: list[str]) -> dict:
         question = {"question": "?", "answers": ["308"], "paragraph": "A/0"}
-        return judged(question, {"text": text, "cited": [f"xquad.jsonl/{name}" for name in cited], "passages": passages})
+        return judged(
+            question, {"text": text, "cited": [f"xquad.jsonl/{name}" for name in cited], "passages": passages}
+        )
 
     found = figures(
         [

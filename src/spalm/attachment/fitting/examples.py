@@ -16,6 +16,7 @@ from torch import Tensor
 from spalm.attachment.base import PretrainedBase
 from spalm.attachment.dynamic import nearest_in_past
 from spalm.attachment.estimate import QUESTION_SHARE
+from spalm.attachment.fitting.own_text import write_text
 from spalm.attachment.settings import AttachSettings
 from spalm.console import bar
 from spalm.corpus import Corpus, TokenStream
@@ -50,6 +51,8 @@ class ExampleSets:
     """The training positions again, with neighbours advanced from the position before instead of searched for."""
     questions: TrainingExamples
     """Pieces of training text read as questions are: with little context, and with their own document in the memory."""
+    own: TrainingExamples
+    """Positions of text that the model wrote by itself; there are none if the settings ask for none."""
     dev: TrainingExamples
     test: TrainingExamples
     dev_text: TokenStream
@@ -75,6 +78,7 @@ class ExampleSets:
         else:
             train, advanced = _examples_with_keys(base, search, learned, settings=settings)
         questions = _question_examples(base, search, learned.text, settings=settings)
+        own = _own_examples(base, search, settings, start=learned.text.start) if settings.own_text else train[:0]
         texts, (dev, test) = zip(
             *(_held_out_examples(base, search, corpus, split=split, settings=settings) for split in HELD_OUT)
         )
@@ -82,7 +86,7 @@ class ExampleSets:
         if search.nearest is not None:
             keys, count = search.memory.keys_of(dev.base.hidden), search.nearest.count
             past = nearest_in_past(keys, dev.targets.numpy(), count, reach=settings.cache)
-        return cls(train, advanced, questions, dev, test, *texts, past)
+        return cls(train, advanced, questions, own, dev, test, *texts, past)
 
 
 def _held_out_examples(
@@ -193,6 +197,14 @@ def _question_examples(
     examples = examples_from_text(base, search, stream, title=f"read {len(texts):,} short pieces as questions")
     offsets = np.arange(len(stream)) - stream.begins[stream.documents_of(np.arange(len(stream)))]
     return examples[torch.from_numpy(np.flatnonzero(offsets >= _LEAST_CONTEXT))]
+
+
+def _own_examples(
+    base: PretrainedBase, search: MemorySearch, settings: AttachSettings, *, start: int
+) -> TrainingExamples:
+    """Returns the positions of text that the model writes by itself, with what the memory has for them."""
+    text, hidden = write_text(base, settings.own_text, start=start, seed=settings.seed)
+    return examples_from_text(base, search, text, known=hidden)
 
 
 def _pieces(count: int, settings: AttachSettings) -> np.ndarray:
