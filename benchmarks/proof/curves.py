@@ -76,7 +76,7 @@ def domain_curve(study: Study, name: str) -> dict:
 def curves(study: Study) -> dict:
     """Returns the curves of all domains, each kept as soon as it is there."""
     sizes = study.sizes
-    shared = [sizes.core, sizes.positions, sizes.held_out, sizes_of_curve(study)]
+    shared = [sizes.of_memory, sizes_of_curve(study)]
     return {
         name: study.made(f"curve-{name}", [name, shared], lambda name=name: domain_curve(study, name))
         for name in sizes.domains

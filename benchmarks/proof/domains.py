@@ -30,6 +30,8 @@ WIKIPEDIA = {
 """Domains of Wikipedia, by what must occur in the beginning of an article."""
 DOMAINS = [*WIKIPEDIA, "sotu", "python"]
 """All domains. An article that two criteria fit is in both domains."""
+QUICK_DOMAINS = ["footballers", "species", "albums", "films", "sotu", "python"]
+"""Domains of a quick study."""
 _LONGEST = 6000
 """Number of characters to which documents of the core are cut: an address or a module would else be most of it."""
 _AT_ONCE = 256

@@ -23,7 +23,7 @@ from spalm.generation import Model, load_model
 from spalm.memory import Memory, MemorySettings, open_memory, remember, source_of_text
 from spalm.neighbours import IndexKind, IndexSettings, make_searcher
 
-_DOCUMENTS, _TOKENS = 8, 160
+_DOCUMENTS, _TOKENS = 8, 96
 """Number of documents that are forgotten, and the number of tokens of each that are compared."""
 _KINDS: tuple[IndexKind, ...] = ("exact", "faiss")
 
@@ -162,4 +162,4 @@ def forgetting(study: Study) -> dict[str, Any]:
         shutil.rmtree(study.directory / "forgetting", ignore_errors=True)
         return {"memory": name, "documents": _DOCUMENTS, "kinds": found}
 
-    return study.made("forgetting", [name, core, study.sizes.positions], make)
+    return study.made("forgetting", [name, study.sizes.of_memory], make)

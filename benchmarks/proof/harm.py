@@ -122,4 +122,4 @@ def harm(study: Study) -> dict[str, Any]:
             "gsm8k": gsm8k(attached, _read(folder / "gsm8k-test.jsonl", sizes.problems)),
         }
 
-    return study.made("harm", [name, sizes.domains, sizes.core, sizes.positions, sizes.held_out, sizes.problems], make)
+    return study.made("harm", [name, sizes.domains, sizes.of_memory, sizes.problems], make)

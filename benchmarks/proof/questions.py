@@ -192,4 +192,4 @@ def questions(study: Study) -> dict[str, Any]:
             "ways": ways,
         }
 
-    return study.made("questions", [sizes.questions, sizes.positions, COUNTS, FORMS], make)
+    return study.made("questions", [sizes.questions, sizes.of_memory, COUNTS, FORMS], make)

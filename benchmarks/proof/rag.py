@@ -34,8 +34,8 @@ class RagSettings:
 
     @classmethod
     def grid(cls) -> "list[RagSettings]":
-        """Returns the settings that are tried on dev."""
-        return [cls(*each) for each in product((32, 64), (1, 2), (0.9, 1.5), (0.4, 0.75))]
+        """Returns the settings that are tried on dev, the most different ones first."""
+        return [cls(query, count, k1, b) for k1, b, count, query in product((1.5, 0.9), (0.75, 0.4), (1, 2), (64, 32))]
 
 
 class PassageRetriever:
@@ -109,10 +109,12 @@ def mean_log_probability(base: PretrainedBase, hidden: Tensor, text: TokenStream
     return float(base.model.target_log_probabilities(hidden.to(base.device), targets.to(base.device)).double().mean())
 
 
-def tune_rag(base: PretrainedBase, train: TokenStream, dev: TokenStream, tokeniser: Tokeniser) -> list[dict[str, Any]]:
+def tune_rag(
+    base: PretrainedBase, train: TokenStream, dev: TokenStream, *, tokeniser: Tokeniser, tried: int
+) -> list[dict[str, Any]]:
     """Returns the settings that were tried on dev, each with the mean log p that it gave, the best first."""
     found = []
-    for settings in RagSettings.grid():
+    for settings in RagSettings.grid()[:tried]:
         retriever = PassageRetriever(train, tokeniser, settings)
         hidden, _ = read_with_passages(base, dev, retriever, title=f"RAG on dev: {settings}")
         found.append({**asdict(settings), "mean_log_p": mean_log_probability(base, hidden, dev)})

@@ -50,6 +50,12 @@ class Sizes:
     """Ranks and learning rates that LoRA is tuned over."""
     doublings: int = 5
     """How often LoRA's budget may be doubled while it still improves."""
+    retrievers: int = 16
+    """Number of settings of in-context retrieval that are tried on dev."""
+    retriever_tokens: int = 4_000
+    """Number of positions of dev on which they are tried."""
+    own_text: int = 3072
+    """Number of tokens that the model writes for the mixture to learn from."""
     problems: int = 1000
     """Highest number of questions of PIQA, and of problems of GSM8K."""
     questions: int = 1000
@@ -57,23 +63,31 @@ class Sizes:
     speeds: int = 8
     """Number of prompts that are continued to measure speeds."""
 
+    @property
+    def of_memory(self) -> list[int]:
+        """Those on which a memory of a domain depends, beside the numbers of entries."""
+        return [self.core, self.positions, self.held_out, self.own_text]
+
     @classmethod
     def quick(cls, domains: list[str]) -> "Sizes":
-        """Returns sizes with which everything runs in about 25 core-minutes."""
+        """Returns sizes with which everything runs in about half a core-hour."""
         return cls(
             domains=domains,
-            keys=[3_000, 12_000],
-            exact=[15_000, 300_000],
-            beside=12_000,
-            core=16_000,
-            positions=6_000,
-            held_out=3_000,
+            keys=[2_000, 8_000],
+            exact=[10_000, 300_000],
+            beside=2_000,
+            core=10_000,
+            positions=3_000,
+            held_out=2_000,
             compared=1,
             ranks=[8],
             rates=[1e-3, 3e-3],
             doublings=1,
+            retrievers=3,
+            retriever_tokens=600,
+            own_text=768,
             problems=60,
-            questions=80,
+            questions=32,
             speeds=2,
         )
 
@@ -125,7 +139,8 @@ class Study:
 
     def settings(self, **given: Any) -> AttachSettings:
         """Returns the settings with which the study attaches memories."""
-        sizes = {"positions": self.sizes.positions, "held_out": self.sizes.held_out, "seed": SEED}
+        names = ("positions", "held_out", "own_text")
+        sizes = {**{name: getattr(self.sizes, name) for name in names}, "seed": SEED}
         return AttachSettings(memory=given.pop("memory", "both"), **{**sizes, **given})
 
     def attach(
