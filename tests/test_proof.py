@@ -273,11 +273,12 @@ def test_a_part_is_made_once_and_again_only_if_what_it_is_made_of_changed(tmp_pa
 
 
 def test_sizes_are_those_that_were_given():
-    assert sizes_of(quick=False, given='{"keys": [7]}').keys == [7]
-    assert sizes_of(quick=True, given="{}").core < sizes_of(quick=False, given="{}").core
-    for wrong, message in (("{", "not JSON"), ('{"keyes": [1]}', "no 'keyes'"), ('{"keys": 7}', "a list")):
+    given = sizes_of(["keys=7,11", "domains=sotu", "core=13", "rates=1e-3"], quick=False)
+    assert (given.keys, given.domains, given.core, given.rates) == ([7, 11], ["sotu"], 13, [1e-3])
+    assert sizes_of([], quick=True).core < sizes_of([], quick=False).core
+    for wrong, message in (("keyes=1", "no 'keyes'"), ("keys=many", "'many' is no int"), ("core=1,2", "one number")):
         with pytest.raises(InputError, match=message):
-            sizes_of(quick=True, given=wrong)
+            sizes_of([wrong], quick=True)
 
 
 def test_a_curve_varies_one_size_at_a_time(tmp_path):
