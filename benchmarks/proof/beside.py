@@ -167,6 +167,7 @@ def compare(study: Study, name: str) -> dict[str, Any]:
         if str(place) not in on_lora:
             on_lora[str(place)] = study.attach(f"{place.name}-lora", [texts.core], settings, model=place)[0]
         own = on_lora[str(place)].combiner_artifact.facts["documents"]["test"]
+        assert own["tokens"] == rows["tokens"], "both are measured on the same documents"
         rows[row], rows[f"{row}, with the memory"] = own["plain"], own["adaptive"]
     rag = study.made(
         f"rag-{name}",

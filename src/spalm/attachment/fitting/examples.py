@@ -86,7 +86,7 @@ class ExampleSets:
         if search.nearest is not None:
             keys, count = search.memory.keys_of(dev.base.hidden), search.nearest.count
             past = nearest_in_past(keys, dev.targets.numpy(), count, reach=settings.cache)
-        return cls(train, advanced, questions, own, dev, test, *texts, past)
+        return cls(train, advanced, questions, own, dev, test, texts[0], texts[1], past)
 
 
 def _held_out_examples(
