@@ -204,7 +204,9 @@ def _own_examples(
 ) -> TrainingExamples:
     """Returns the positions of text that the model writes by itself, with what the memory has for them."""
     text, hidden = write_text(base, settings.own_text, start=start, seed=settings.seed)
-    return examples_from_text(base, search, text, known=hidden)
+    examples = examples_from_text(base, search, text, known=hidden)
+    predicted = np.setdiff1d(np.arange(len(text)), text.begins)  # first tokens are not the model's
+    return examples[torch.from_numpy(predicted)]
 
 
 def _pieces(count: int, settings: AttachSettings) -> np.ndarray:

@@ -13,8 +13,8 @@ from torch import Tensor
 from spalm.attachment.base import PretrainedBase
 from spalm.console import bar
 from spalm.corpus import TokenStream
-from spalm.lm import BatchReader, LanguageModel
-from spalm.lm.pretrained import LlamaModel
+from spalm.lm import BatchReader
+from spalm.lm.pretrained import LlamaModel, PretrainedModel
 
 _LANES, _LENGTH = 32, 96
 """Number of texts that are written side by side, and the number of tokens of each."""
@@ -24,7 +24,10 @@ _LANES, _LENGTH = 32, 96
 def write_text(
     base: PretrainedBase, tokens: int, *, start: int, seed: int
 ) -> tuple[TokenStream, Float[Tensor, "n width"]]:
-    """Returns texts that the model writes, of about so many tokens together, and the hidden state of every position."""
+    """Returns texts that the model writes, of about so many tokens together, and the hidden state of every position.
+
+    The first token of a text is drawn at random, all others from the model's probabilities.
+    """
     model, random = base.model, torch.Generator().manual_seed(seed)
     longest = min(_LENGTH, tokens, base.context, model.context_length or _LENGTH)
     count = -(-tokens // longest)
@@ -43,22 +46,29 @@ def write_text(
 
 
 def _write(
-    model: LanguageModel, lanes: int, length: int, *, start: int, random: torch.Generator
+    model: PretrainedModel | LlamaModel, lanes: int, length: int, *, start: int, random: torch.Generator
 ) -> tuple[Tensor, Float[Tensor, "lanes length width"]]:
-    """Returns texts of one length that are written side by side, and their hidden states."""
+    """Returns texts of one length that are written side by side, and their hidden states.
+
+    The first token of each is any of the vocabulary: a model of conversations would begin them all in the same way.
+    """
     batches = model if isinstance(model, BatchReader) else None
     if batches is not None:
         batches.reserve(lanes)
     states = [model.empty_state(0, 0) for _ in range(1 if batches is None else lanes)]
     last, texts, hidden = torch.full((lanes,), start), [], []
-    for _ in range(length):
+    firsts = torch.randint(model.vocabulary, (lanes,), generator=random)
+    for place in range(length):
         if batches is None:
             read = model.hidden(last[:, None].to(model.device), states[0])[:, 0]
         else:
             outputs = batches.read([(state, [token]) for state, token in zip(states, last.tolist())])
             read = torch.cat([output.hidden for output in outputs])
-        probabilities = model.log_probabilities(read).exp().cpu()
-        last = torch.multinomial(probabilities, 1, generator=random)[:, 0]
+        if place:
+            probabilities = model.log_probabilities(read).exp().cpu()
+            last = torch.multinomial(probabilities, 1, generator=random)[:, 0]
+        else:
+            last = firsts
         texts.append(last)
         hidden.append(read.float().cpu())
     if batches is not None:
