@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from proof import intervals
 from proof.curves import DomainTexts
@@ -103,7 +102,6 @@ def other_texts(study: Study, attached: Attached, texts: DomainTexts) -> dict[st
     return found
 
 
-@torch.no_grad()
 def harm(study: Study) -> dict[str, Any]:
     """Returns what a memory of the first domain, without a library, does to tasks and to other texts."""
     sizes = study.sizes
