@@ -142,7 +142,13 @@ def smollm2_attached(smollm2, shared) -> Path:
     """The same model with a memory of the beginnings of a few Python files. Whoever changes it works on a copy."""
     texts = shared.once("python-files", write_python_files)
     # What a mixture learns from so little text is not to trust it: kNN-LM goes by the nearest.
-    given = {"neighbours": 16, "positions": 128, "memory": "both", "adaptive": {"neighbours": 16, "passes": 1}}
+    given = {
+        "neighbours": 16,
+        "positions": 128,
+        "own_text": 0,
+        "memory": "both",
+        "adaptive": {"neighbours": 16, "passes": 1},
+    }
     knn = {"combiner": "knn-lm", "knn": {"lambdas": [0.8], "counts": [4], "temperatures": [20.0]}}
     settings, execution = AttachSettings.parse({**given, **knn}, "test"), Execution(Hardware("cpu", 1))
     return shared.once(

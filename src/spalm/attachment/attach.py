@@ -23,7 +23,13 @@ from spalm.attachment.attached import (
 from spalm.attachment.base import PretrainedBase
 from spalm.attachment.fitting.examples import ExampleSets, LearnedText
 from spalm.attachment.fitting.learning import fit_combiner
-from spalm.attachment.fitting.measuring import overlap, perplexities, search_curve
+from spalm.attachment.fitting.measuring import (
+    log_probabilities_of_rows,
+    overlap,
+    perplexities,
+    search_curve,
+    sums_by_document,
+)
 from spalm.attachment.keyed_text import CHOICE_FILE, KeyedText, choose_memory, keys_for_library
 from spalm.attachment.search_policy import search_threshold
 from spalm.attachment.settings import AttachSettings
@@ -202,15 +208,15 @@ def _fit_and_measure(
         modules: dict[str, nn.Module] = {file: module for file, module in parts.items() if module is not None}
         for file, module in modules.items():
             save_tensors(draft.directory / file, module.state_dict())
+        held_out = {"dev": (examples.dev, examples.dev_text), "test": (examples.test, examples.test_text)}
+        rows = {split: log_probabilities_of_rows(each, fitted, base.model) for split, (each, _) in held_out.items()}
         facts = {
             **{name: asdict(knn) for name, knn in (("knn", fitted.knn), ("cache", fitted.cache)) if knn is not None},
             "neighbours": fitted.mixture.neighbours,
             "levels": fitted.mixture.levels,
             "width": base.model.width,
-            "figures": {
-                split: perplexities(held_out, fitted, base.model)
-                for split, held_out in (("dev", examples.dev), ("test", examples.test))
-            },
+            "figures": {split: perplexities(found) for split, found in rows.items()},
+            "documents": {split: sums_by_document(found, held_out[split][1]) for split, found in rows.items()},
             "overlap": {"dev": overlap(examples.dev), "test": overlap(examples.test)},
             "curve": search_curve(base, fitted, examples, entries=remembered.memory.entries()),
         }

@@ -112,6 +112,8 @@ class _CombinerFacts(BaseModel):
     width: Size
     levels: Count = 0
     figures: dict[str, dict[str, float]]
+    documents: dict[str, dict[str, list[float]]] = {}
+    """Sums of log p by document; earlier versions did not keep them."""
     curve: list[dict[str, float]]
     threshold: float | None = None
     knn: Knn | None = None

@@ -13,6 +13,8 @@ from spalm.corpus import Corpus
 from spalm.memory import Memory, is_memory
 from spalm.runs import HELD_OUT
 
+_WRITING = 3
+"""Number of tokens that are read in the time in which the model writes one, beside others."""
 QUESTION_SHARE = 5
 """Number of training positions for each position that is learned from as part of a question."""
 _FLOP_PER_POSITION, _FLOP_PER_NEIGHBOUR = 1.5e8, 8e5
@@ -35,7 +37,7 @@ _MATRIX = 1024
 def tokens_to_read(settings: AttachSettings, corpus: Corpus) -> int:
     """Returns about how many tokens the model reads: for keys, to learn the combiner from, and to measure it on."""
     train, held_out = _sizes(settings, corpus)
-    questions = settings.positions // QUESTION_SHARE
+    questions = settings.positions // QUESTION_SHARE + _WRITING * settings.own_text
     if settings.memory == "exact":
         return min(train, settings.positions) + questions + sum(held_out)
     return _keys(settings, corpus) + questions + (0 if _all_have_keys(settings, corpus) else sum(held_out))
@@ -94,7 +96,8 @@ def _keys(settings: AttachSettings, corpus: Corpus) -> int:
 def _positions(settings: AttachSettings, corpus: Corpus) -> int:
     """Returns how many positions are learned from and measured."""
     train, held_out = _sizes(settings, corpus)
-    return min(train, settings.positions) + settings.positions // QUESTION_SHARE + sum(held_out)
+    further = settings.positions // QUESTION_SHARE + settings.own_text
+    return min(train, settings.positions) + further + sum(held_out)
 
 
 def _seconds_to_fit(settings: AttachSettings, base: PretrainedBase, corpus: Corpus) -> float:

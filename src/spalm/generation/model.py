@@ -99,7 +99,7 @@ class Model:
         room = None if self.max_length is None else self.max_length - chosen.max_tokens
         selected = self.models.memories.select(memories)
         tokens, used = self.prompt_with_passages(prompt, selected.passages(prompt, passages), room)
-        request = AnswerRequest(tokens, options, use_memory=memory, memories=selected)
+        request = AnswerRequest(tokens, options, use_memory=memory, memories=selected, passages=used)
         answer = RunningAnswer(request, self.decoder(use_memory=memory, memories=selected))
         while not answer.finished:
             for chunk in answer.chunks(advance([answer.generation])[0]):

@@ -16,6 +16,7 @@ from torch import Tensor
 from spalm.attachment.base import PretrainedBase
 from spalm.attachment.dynamic import nearest_in_past
 from spalm.attachment.estimate import QUESTION_SHARE
+from spalm.attachment.fitting.own_text import write_text
 from spalm.attachment.settings import AttachSettings
 from spalm.console import bar
 from spalm.corpus import Corpus, TokenStream
@@ -50,8 +51,12 @@ class ExampleSets:
     """The training positions again, with neighbours advanced from the position before instead of searched for."""
     questions: TrainingExamples
     """Pieces of training text read as questions are: with little context, and with their own document in the memory."""
+    own: TrainingExamples
+    """Positions of text that the model wrote by itself; there are none if the settings ask for none."""
     dev: TrainingExamples
     test: TrainingExamples
+    dev_text: TokenStream
+    """The text of which `dev` holds every position."""
     test_text: TokenStream
     """The text of which `test` holds every position."""
     dev_past: Retrieved | None
@@ -73,6 +78,7 @@ class ExampleSets:
         else:
             train, advanced = _examples_with_keys(base, search, learned, settings=settings)
         questions = _question_examples(base, search, learned.text, settings=settings)
+        own = _own_examples(base, search, settings, start=learned.text.start) if settings.own_text else train[:0]
         texts, (dev, test) = zip(
             *(_held_out_examples(base, search, corpus, split=split, settings=settings) for split in HELD_OUT)
         )
@@ -80,26 +86,31 @@ class ExampleSets:
         if search.nearest is not None:
             keys, count = search.memory.keys_of(dev.base.hidden), search.nearest.count
             past = nearest_in_past(keys, dev.targets.numpy(), count, reach=settings.cache)
-        return cls(train, advanced, questions, dev, test, texts[1], past)
+        return cls(train, advanced, questions, own, dev, test, texts[0], texts[1], past)
 
 
 def _held_out_examples(
     base: PretrainedBase, search: MemorySearch, corpus: Corpus, *, split: HeldOut, settings: AttachSettings
 ) -> tuple[TokenStream, TrainingExamples]:
-    """Returns text of dev or test, and every position of it; keys that the memory has of it need not be made again.
-
-    A long split is represented by the beginnings of documents from all over it.
-    """
-    text, known = corpus.split(split), None
-    positions, ends = np.arange(len(text)), text.ends
-    if len(text) > settings.held_out:
-        positions, ends = _beginnings(text, settings.held_out, settings)
-        text = TokenStream(text.tokens[positions], ends, lambda: ["document"] * len(ends), start=text.start)
+    """Returns text of dev or test, and every position of it; keys that the memory has of it need not be made again."""
+    text, positions = held_out_text(corpus.split(split), settings)
+    known = None
     if search.nearest is not None and search.memory.projection is None:
         known = _known_states(search.memory, source_of_split(corpus, split), positions)
     return text, examples_from_text(
         base, search, text, title=f"read {split}: {len(text.ends):,} document(s)", known=known
     )
+
+
+def held_out_text(text: TokenStream, settings: AttachSettings) -> tuple[TokenStream, Int[np.ndarray, "n"]]:
+    """Returns the text of a split on which a combiner is calibrated or measured, and its positions in the split.
+
+    A long split is represented by the beginnings of documents from all over it.
+    """
+    if len(text) <= settings.held_out:
+        return text, np.arange(len(text))
+    positions, ends = _beginnings(text, settings.held_out, settings)
+    return TokenStream(text.tokens[positions], ends, lambda: ["document"] * len(ends), start=text.start), positions
 
 
 def _known_states(
@@ -186,6 +197,16 @@ def _question_examples(
     examples = examples_from_text(base, search, stream, title=f"read {len(texts):,} short pieces as questions")
     offsets = np.arange(len(stream)) - stream.begins[stream.documents_of(np.arange(len(stream)))]
     return examples[torch.from_numpy(np.flatnonzero(offsets >= _LEAST_CONTEXT))]
+
+
+def _own_examples(
+    base: PretrainedBase, search: MemorySearch, settings: AttachSettings, *, start: int
+) -> TrainingExamples:
+    """Returns the positions of text that the model writes by itself, with what the memory has for them."""
+    text, hidden = write_text(base, settings.own_text, start=start, seed=settings.seed)
+    examples = examples_from_text(base, search, text, known=hidden)
+    predicted = np.setdiff1d(np.arange(len(text)), text.begins)  # first tokens are not the model's
+    return examples[torch.from_numpy(predicted)]
 
 
 def _pieces(count: int, settings: AttachSettings) -> np.ndarray:

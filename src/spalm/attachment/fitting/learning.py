@@ -1,7 +1,8 @@
 """Learning of everything that brings a memory into a frozen model's predictions.
 
-The mixture learns from training positions; a few of its numbers are then calibrated on dev, where kNN-LM and the
-continuous cache are tuned too. The policy learns where a search pays. The gate is trained only if it is asked for.
+The mixture learns from training positions, and from text that the model writes by itself; a few of its numbers are then
+calibrated on dev, where kNN-LM and the continuous cache are tuned too. The policy learns where a search pays. The gate
+is trained only if it is asked for.
 """
 
 from collections.abc import Callable
@@ -54,14 +55,17 @@ def fit_combiner(settings: AttachSettings, examples: ExampleSets, model: Languag
     """Learns a combiner from positions of the training documents and tunes it on dev."""
     train, dev = examples.train, examples.dev
     with bar("learn the mixture", None):
-        learned_from = train.concatenate(examples.questions)
+        learned, kept = _divided(examples.own)
+        learned_from = train.concatenate(examples.questions).concatenate(learned)
+        # Calibrated on dev alone, it would trust the memory everywhere as much as it may be trusted in its domain.
+        calibrated_on = dev.concatenate(kept)
         if train.retrieved.matched is not None and examples.dev_past is not None:
             learned_from = learned_from.concatenate(_unsearched(train))
-        mixture = calibrate(learn_mixture(settings.adaptive, learned_from), dev)
+        mixture = calibrate(learn_mixture(settings.adaptive, learned_from), calibrated_on)
         if examples.dev_past is None:
             return FittedCombiner(mixture, {})
         ablations = {
-            name: calibrate(learn_mixture(settings.adaptive, keep(learned_from)), keep(dev))
+            name: calibrate(learn_mixture(settings.adaptive, keep(learned_from)), keep(calibrated_on))
             for name, keep in ABLATIONS.items()
             if dev.retrieved.matched is not None
         }
@@ -78,6 +82,12 @@ def fit_combiner(settings: AttachSettings, examples: ExampleSets, model: Languag
         else None
     )
     return FittedCombiner(mixture, ablations, policy, knn, cache, gate)
+
+
+def _divided(examples: TrainingExamples) -> tuple[TrainingExamples, TrainingExamples]:
+    """Returns examples to learn from, and a quarter of them to calibrate on."""
+    place = len(examples) - len(examples) // 4
+    return examples[:place], examples[place:]
 
 
 def _unsearched(train: TrainingExamples) -> TrainingExamples:

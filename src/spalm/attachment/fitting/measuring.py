@@ -39,18 +39,39 @@ def perplexity(log_probabilities: Float[Tensor, "n"]) -> float:
     return float(torch.exp(-log_probabilities.double().mean()))
 
 
-def perplexities(examples: TrainingExamples, fitted: FittedCombiner, model: LanguageModel) -> dict[str, Any]:
-    """Returns perplexities per token: the model alone, and with everything that was fitted."""
-    found: dict[str, Any] = {"plain": perplexity(examples.log_base)}
+def log_probabilities_of_rows(
+    examples: TrainingExamples, fitted: FittedCombiner, model: LanguageModel
+) -> dict[str, Float[Tensor, "n"]]:
+    """Returns log p of the actual tokens by the model alone, and with everything that was fitted."""
+    found = {"plain": examples.log_base}
     if fitted.knn is not None:
         knn = fitted.knn.target_log_probabilities(examples.log_base, examples.retrieved, examples.targets)
-        found["knn-lm"] = perplexity(knn)
+        found["knn-lm"] = knn
     for name, mixture in fitted.ablations.items():
-        found[f"adaptive, {name}"] = perplexity(mixture_log_probabilities(mixture, ABLATIONS[name](examples)))
-    found["adaptive"] = perplexity(mixture_log_probabilities(fitted.mixture, examples))
+        found[f"adaptive, {name}"] = mixture_log_probabilities(mixture, ABLATIONS[name](examples))
+    found["adaptive"] = mixture_log_probabilities(fitted.mixture, examples)
     if fitted.gate is not None:
-        found["gate"] = perplexity(gate_log_probabilities(fitted.gate, model, examples))
-    return {**found, "tokens": len(examples)}
+        found["gate"] = gate_log_probabilities(fitted.gate, model, examples)
+    return found
+
+
+def perplexities(rows: dict[str, Float[Tensor, "n"]]) -> dict[str, Any]:
+    """Returns the perplexity per token of every row, and the number of tokens."""
+    return {**{name: perplexity(found) for name, found in rows.items()}, "tokens": len(rows["plain"])}
+
+
+def sums_by_document(rows: dict[str, Float[Tensor, "n"]], text: TokenStream) -> dict[str, list[float]]:
+    """Returns the number of tokens of every document of a text and, for every row, the sum of log p over them.
+
+    With these, intervals can be computed by drawing documents.
+    """
+    starts = torch.from_numpy(text.documents_of(np.arange(len(text))).astype(np.int64))
+    lengths = torch.bincount(starts, minlength=len(text.ends))
+    sums = {
+        name: torch.zeros(len(lengths), dtype=torch.float64).index_add_(0, starts, found.double()).tolist()
+        for name, found in rows.items()
+    }
+    return {"tokens": lengths.tolist(), **sums}
 
 
 @torch.no_grad()

@@ -3,17 +3,19 @@
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from spalm.generation.answer import Chunk, GeneratedToken
+from spalm.generation.answer import Chunk, Citation, GeneratedToken
 from spalm.generation.citations import citations_of
+from spalm.generation.copied import copied_parts, with_copied_parts
 from spalm.generation.decoding.decoder import Decoder
 from spalm.generation.decoding.generate import Generation, GenerationOptions, Step, advance
 from spalm.generation.decoding.stop_texts import StopTexts
 from spalm.generation.memories import MemorySelection
+from spalm.generation.passages import RankedPassage
 
 if TYPE_CHECKING:
     from spalm.generation.model import Model
@@ -35,6 +37,8 @@ class AnswerRequest:
     """Number of the answer among those of its client's request."""
     memories: MemorySelection | None = None
     """Memories that are searched, if any is; None: all that are open."""
+    passages: list[RankedPassage] = field(default_factory=list)
+    """Passages of the memory that are in the prompt, best first; what is copied from them is cited."""
 
 
 class RunningAnswer:
@@ -79,7 +83,7 @@ class RunningAnswer:
             self._shown += chunk.tokens
             if chunk.finish_reason is not None:
                 self.finished = True
-                cited = citations_of(self._shown) if self.request.options.cite else None
+                cited = self._citations() if self.request.options.cite else None
                 found.append(replace(chunk, citations=cited))
                 break
             found.append(chunk)
@@ -88,6 +92,20 @@ class RunningAnswer:
             found.append(Chunk(finish_reason="length"))
         choice = self.request.choice
         return [replace(chunk, choice=choice) for chunk in found] if choice else found
+
+    def _citations(self) -> list[Citation]:
+        """Returns the citations of the whole answer: what the memory decided, and what stands in a passage."""
+        decided, passages = citations_of(self._shown), self.request.passages
+        if not passages:
+            return decided
+        models, memories = self.generation.decoder.model.models, self.request.memories
+        copied = copied_parts(
+            "".join(token.text for token in self._shown),
+            passages,
+            telling=(models.memories.select() if memories is None else memories).tell_something,
+            count_tokens=lambda text: len(models.tokeniser.encode([text.encode()])[0]),
+        )
+        return with_copied_parts(copied, decided)
 
     def _echo(self, step: Step) -> list[Chunk]:
         """Returns the part of the prompt that is echoed in this step: with its scores, or all of it when it is read."""

@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 
 from spalm.generation.memories.joined import JoinedEntries, joined_matches
 from spalm.generation.memories.usable import UsableMemory
-from spalm.generation.passages.ranking import RankedPassage, rank_together
+from spalm.generation.passages.ranking import RankedPassage, rank_together, tell_something
 from spalm.memory import Entries, EntrySource, divided_id, joined_ids
 from spalm.memory.exact import ExactView
 from spalm.semiparametric import Matched, Retrieved
@@ -108,6 +108,10 @@ class MemorySelection:
             ((_, name, memory),) = self._memories
             return [replace(passage, memory=name) for passage in memory.passages.best(text, count)]
         return rank_together([(name, memory.passages) for _, name, memory in self._memories], text, count)
+
+    def tell_something(self, words: Sequence[str]) -> list[bool]:
+        """Returns for every word, in lower case, whether it stands in few of the memories' paragraphs."""
+        return tell_something([memory.passages for _, _, memory in self._memories], words)
 
 
 def _are_same(known: Sequence[object], current: Sequence[object]) -> bool:

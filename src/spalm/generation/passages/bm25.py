@@ -150,6 +150,11 @@ class Bm25Index:
         left = [segment.without(documents) for segment in self.segments]
         self.segments = [segment for segment in left if len(segment)]
 
+    def holding(self, word: str) -> int:
+        """Returns the number of paragraphs in which a word stands."""
+        postings = [segment.postings_of(hash(word)) for segment in self.segments]
+        return sum(each.stop - each.start for each in postings)
+
     def best(self, words: Iterable[str], count: int) -> list[tuple[tuple[int, int, int], float]]:
         """Returns the places of the paragraphs with the highest scores, and the scores, best first.
 
@@ -175,7 +180,7 @@ class Bm25Index:
         held_back = [settings.k1 * (1 - settings.b + settings.b * each) for each in relative]
         for word in dict.fromkeys(words):
             postings = [segment.postings_of(hash(word)) for segment in self.segments]
-            holding = sum(each.stop - each.start for each in postings)
+            holding = self.holding(word)
             weight = math.log(1 + (total - holding + 0.5) / (holding + 0.5))
             for number, each in enumerate(postings):
                 segment, holders = self.segments[number], self.segments[number].holders[each]

@@ -26,6 +26,8 @@ _BROKEN = "\ufffd"
 """Replacement character, in place of bytes of a character that was cut."""
 _QUESTION_WORDS = 256
 """Number of words at the end of a text by which paragraphs are ranked."""
+_FEW, _FEW_SHARE = 3, 10
+"""A word tells something if it stands in at most so many paragraphs, or in at most one of so many."""
 _GROUP_TOKENS = 1 << 18
 """Number of tokens of documents that are added together."""
 _MANY_TOKENS = 1 << 20
@@ -104,6 +106,11 @@ class PassageIndex:
         name = live.names[int(live.index_of(np.array(first_id)))]
         return RankedPassage(name, start, end - start, paragraph, score)
 
+    def holding(self, words: Sequence[str]) -> list[int]:
+        """Returns for every word, in lower case, the number of paragraphs in which it stands."""
+        with self._asking:
+            return [self._index.holding(word) for word in words]
+
     def _decode(self, tokens: np.ndarray) -> str:
         """Returns tokens as text, without those that end a document or an answer."""
         ends = self._tokeniser.end_tokens
@@ -175,6 +182,12 @@ def rank_together(indexes: Sequence[tuple[str, PassageIndex]], text: str, count:
             # Another process may have removed a shard since the entries were listed.
             if not any(each.index.has_changed_since(each.entries) for each in held):
                 raise
+
+
+def tell_something(indexes: Sequence[PassageIndex], words: Sequence[str]) -> list[bool]:
+    """Returns for every word, in lower case, whether it stands in few of the paragraphs of all these indexes."""
+    few = max(_FEW, sum(map(len, indexes)) // _FEW_SHARE)
+    return [sum(counts) <= few for counts in zip(*(index.holding(words) for index in indexes), strict=True)]
 
 
 def _rank(names: Sequence[str], held: Sequence[IndexedParagraphs], text: str, *, count: int) -> list[RankedPassage]:

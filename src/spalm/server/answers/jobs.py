@@ -90,6 +90,7 @@ class GenerationJob:
                     echo,
                     choice=first + number,
                     memories=self.memories,
+                    passages=prompt.passages or [],
                 )
                 for number in range(self.n)
             ]
