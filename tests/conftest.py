@@ -145,7 +145,6 @@ def smollm2_attached(smollm2, shared) -> Path:
     given = {
         "neighbours": 16,
         "positions": 128,
-        "own_text": 0,
         "memory": "both",
         "adaptive": {"neighbours": 16, "passes": 1},
     }

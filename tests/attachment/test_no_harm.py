@@ -11,7 +11,7 @@ from spalm.attachment import Attached, AttachSettings, attach
 from spalm.attachment.fitting.examples import examples_from_text
 from spalm.attachment.fitting.learning import mixture_log_probabilities
 from spalm.attachment.fitting.measuring import perplexity
-from spalm.attachment.fitting.own_text import write_text
+from spalm.attachment.fitting.own_text import write_own_text
 from spalm.compute import Execution, Hardware
 from spalm.corpus import TokenStream
 from support.tiny_models import write_model
@@ -90,12 +90,12 @@ def test_text_of_the_models_own_keeps_a_memory_of_nonsense_out_of_real_text(base
 def test_text_that_the_model_writes_is_read_as_it_was_written(attached_folder):
     """Hidden states are those of reading the text again, and the same seed writes the same text."""
     base = Attached(attached_folder, Hardware("cpu", 1)).base
-    text, hidden = write_text(base, 700, start=0, seed=5)
+    text, hidden = write_own_text(base, 700, start=0, seed=5)
     assert len(text) >= 700
     assert len(set(np.diff(text.ends, prepend=0).tolist())) == 1
     torch.testing.assert_close(base.hidden(text, "read again"), hidden, rtol=5e-3, atol=5e-3)
-    again, _ = write_text(base, 700, start=0, seed=5)
-    other, _ = write_text(base, 700, start=0, seed=6)
+    again, _ = write_own_text(base, 700, start=0, seed=5)
+    other, _ = write_own_text(base, 700, start=0, seed=6)
     assert again.tokens.tolist() == text.tokens.tolist() != other.tokens.tolist()
     assert text.tokens.max() < base.model.vocabulary
 
@@ -103,12 +103,12 @@ def test_text_that_the_model_writes_is_read_as_it_was_written(attached_folder):
 def test_what_is_written_follows_the_models_probabilities(attached_folder):
     """The mean surprise of its own text is about the mean entropy, which a text of anybody else's would be above."""
     base = Attached(attached_folder, Hardware("cpu", 1)).base
-    text, hidden = write_text(base, 4000, start=0, seed=5)
+    text, hidden = write_own_text(base, 4000, start=0, seed=5)
     log_probabilities = base.model.log_probabilities(hidden)
     targets = torch.from_numpy(text.targets(np.arange(len(text))))
     written = np.setdiff1d(np.arange(len(text)), text.begins)  # the first token of a text is any
     surprise = -log_probabilities.gather(-1, targets[:, None])[written].mean()
     entropy = -(log_probabilities.exp() * log_probabilities).sum(-1)[written].mean()
-    assert float(surprise) == pytest.approx(float(entropy), rel=0.05)
+    assert float(surprise) == pytest.approx(float(entropy), abs=0.05)
     shuffled = -log_probabilities.gather(-1, targets.roll(1)[:, None]).mean()
-    assert shuffled > 1.3 * surprise
+    assert shuffled > surprise + 0.15

@@ -51,8 +51,8 @@ def ranks(model: Model) -> np.ndarray:
 def test_what_was_forgotten_leaves_probabilities_and_answers_as_if_it_had_never_been_there(
     attached_folder, tmp_path, kind
 ):
-    never = opened(attached_folder, tmp_path / "never", kind)
-    model = opened(attached_folder, tmp_path / "held", kind)
+    never = opened(attached_folder, tmp_path / "never" / "memory of words", kind)
+    model = opened(attached_folder, tmp_path / "held" / "memory of words", kind)
     for name, text in SECRETS.items():
         model.memory.add(name, text)
     held = ranks(model)

@@ -38,9 +38,9 @@ class AttachSettings(Settings):
     """Number of neighbours that are searched for. More lower the perplexity a little and make generation slower."""
     positions: int = Field(default=24_000, gt=0)
     """Number of training positions that the mixture learns from."""
-    own_text: int = Field(default=3072, ge=0)
-    """Number of tokens that the model writes by itself, for the mixture to learn where the memory has no part; 0: none.
-    """
+    own_text: int = Field(default=0, ge=0)
+    """Number of tokens that the model writes by itself, for the mixture to learn where the memory has no part (try
+    3,072); 0: none."""
     held_out: int = Field(default=20_000, gt=0)
     """Highest number of dev positions for calibration, and of test positions for measuring."""
     search: float = Field(default=1.0, gt=0, le=1)

@@ -16,7 +16,7 @@ from torch import Tensor
 from spalm.attachment.base import PretrainedBase
 from spalm.attachment.dynamic import nearest_in_past
 from spalm.attachment.estimate import QUESTION_SHARE
-from spalm.attachment.fitting.own_text import write_text
+from spalm.attachment.fitting.own_text import write_own_text
 from spalm.attachment.settings import AttachSettings
 from spalm.console import bar
 from spalm.corpus import Corpus, TokenStream
@@ -203,7 +203,7 @@ def _own_examples(
     base: PretrainedBase, search: MemorySearch, settings: AttachSettings, *, start: int
 ) -> TrainingExamples:
     """Returns the positions of text that the model writes by itself, with what the memory has for them."""
-    text, hidden = write_text(base, settings.own_text, start=start, seed=settings.seed)
+    text, hidden = write_own_text(base, settings.own_text, start=start, seed=settings.seed)
     examples = examples_from_text(base, search, text, known=hidden)
     predicted = np.setdiff1d(np.arange(len(text)), text.begins)  # first tokens are not the model's
     return examples[torch.from_numpy(predicted)]

@@ -21,7 +21,7 @@ _LANES, _LENGTH = 32, 96
 
 
 @torch.inference_mode()
-def write_text(
+def write_own_text(
     base: PretrainedBase, tokens: int, *, start: int, seed: int
 ) -> tuple[TokenStream, Float[Tensor, "n width"]]:
     """Returns texts that the model writes, of about so many tokens together, and the hidden state of every position.
