@@ -138,7 +138,7 @@ def learn_partitions(
     `most_points` returns the largest sample that is allowed for vectors of a given width.
     """
     with bar(f"learn {count:,} partitions", None):
-        space = learn_space(sample_vectors(vectors, 1 << 16, [seed, 0]))
+        space = learn_space(sample_vectors(vectors, min(1 << 16, most_points(vectors.width)), [seed, 0]))
         points = sample_vectors(
             vectors, min(POINTS * count, most_points(space.width)), [seed, 1], transform=space.project
         )

@@ -58,7 +58,7 @@ class SplitNeighbours:
     plan: JoinPlan
     """Plan by which the join has searched."""
     recall: float
-    """Recall, measured on a sample of the positions."""
+    """Recall, measured on a sample of the positions by which the join was not tuned."""
     judged: int
     """Number of positions in the sample."""
 
@@ -194,15 +194,15 @@ class BulkJoin:
                 dtype=key_type(self.entries),
             )
             task = inputs.task(count, exclusion, tolerance)
-            sample = RecallSample.of(task, self.settings.seed, parallel)
-            plan, blocks = self._plan(name, task, sample)
+            tuning, judging = RecallSample.of(task, self.settings.seed, parallel).split()
+            plan, blocks = self._plan(name, task, tuning)
         table = _TableFiles(self.folder, name, positions, count, id_dtype(last_id))
         table.make()
         release_freed_memory()
         self._fill_table(JoinJob(inputs, plan, exclusion), table, blocks)
         ids, distances = table.open()
-        judged = inputs.queries.positions(sample.rows)
-        return SplitNeighbours(ids, distances, plan, sample.recall(distances[judged]), len(judged))
+        judged = inputs.queries.positions(judging.rows)
+        return SplitNeighbours(ids, distances, plan, judging.recall(distances[judged]), len(judged))
 
     def _plan(self, name: str, task: JoinTask, sample: RecallSample) -> tuple[JoinPlan, list[JobPart]]:
         """Returns the plan and the blocks of queries: decided once, so that a resumed run is the same run."""

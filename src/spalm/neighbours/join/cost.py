@@ -69,9 +69,9 @@ class RamBudget:
         """Returns how many rows are moved to their partitions at a time: more of them make longer writes."""
         return max(4096, min(1 << 21, self._usable // 8 // (key_bytes + 64)))
 
-    def points(self, scan_width: int) -> int:
-        """Returns the most sampled keys from which partitions may be learned."""
-        return max(1 << 16, self.ram // 4 // (4 * scan_width))
+    def points(self, width: int) -> int:
+        """Returns the most sampled keys from which the scan space and the partitions may be learned."""
+        return max(4096, self._usable // 6 // (4 * width))
 
 
 @dataclass(frozen=True)
