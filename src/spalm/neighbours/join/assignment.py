@@ -18,9 +18,9 @@ from spalm.neighbours.parallel import Workers, chunks
 from spalm.neighbours.partitions import Partitions
 from spalm.neighbours.vectors import Vectors
 
-PART = 1 << 16
+PART = 1 << 14
 """Rows of one file."""
-_AT_ONCE = 1 << 14
+_AT_ONCE = 1 << 12
 """Rows that are held at a time: fixed, so that results do not depend on how the work is divided."""
 
 

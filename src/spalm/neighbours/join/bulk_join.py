@@ -28,10 +28,15 @@ from spalm.neighbours.join.tuning import RecallSample, tune_join
 from spalm.neighbours.parallel import ParallelMap, Workers, chunks, thread_map
 from spalm.neighbours.partitions import Partitions, learn_partitions, partition_size
 from spalm.neighbours.recall import HALF_PRECISION, Tolerance
-from spalm.neighbours.scratch_files import boot_id, check_disk_space, map_array
+from spalm.neighbours.scratch_files import boot_id, check_disk_space, map_array, release
 from spalm.neighbours.table import id_dtype
 from spalm.neighbours.vectors import Vectors, key_type
 from spalm.settings import Seed
+
+_WRITTEN, _FILLED = 1 << 12, 1 << 16
+"""Rows of a table that are written together: anywhere in it, and one after another."""
+_SMALL_TABLE = 32 << 20
+"""Bytes of a table whose pages may stay in RAM while it is written."""
 
 
 class NeighbourSettings(Exclusion):
@@ -261,8 +266,13 @@ class _TableFiles:
 
     def write(self, positions: Int[np.ndarray, "queries"], found: NearestEntries) -> None:
         """Writes the neighbours of these positions."""
-        ids, distances = self.open("r+")
-        ids[positions], distances[positions] = found.ids, found.distances
+        arrays = self.open("r+")
+        # A row may lie anywhere: each may bring a page of each file into RAM.
+        for first, last in chunks(0, len(positions), _WRITTEN):
+            for array, rows in zip(arrays, (found.ids, found.distances)):
+                array[positions[first:last]] = rows[first:last]
+            if sum(array.nbytes for array in arrays) > _SMALL_TABLE:
+                release(*arrays)
 
     def _files(self) -> list[tuple[Path, str, float]]:
         """Returns path, type, and the value that means no neighbour, of each file."""
@@ -276,7 +286,10 @@ class _TableFiles:
         for path, dtype, nothing in self._files():
             if not path.exists():
                 with replacing(path, sync=False) as unfinished:
-                    map_array(unfinished, dtype, (self.positions, self.count), mode="r+")[:] = nothing
+                    table = map_array(unfinished, dtype, (self.positions, self.count), mode="r+")
+                    for first, last in chunks(0, self.positions, _FILLED):
+                        table[first:last] = nothing
+                        release(table)
 
     def sync(self) -> None:
         """Waits until the files are on disk."""

@@ -8,8 +8,10 @@ import torch
 from spalm.compute import Engine, half_of_machine_ram
 from spalm.errors import InputError
 
-_LEAST_RAM = 512 << 20
-"""Bytes of RAM that each worker needs at least."""
+_LIBRARIES, _THREAD = 512 << 20, 256 << 20
+"""Bytes of RAM that the libraries take, with pages of the given vectors, and that each thread needs at least."""
+_PROCESS = 512 << 20
+"""Bytes of RAM that each worker needs at least where workers are processes."""
 _MOST_QUERIES = 250_000
 """Largest number of queries in a block: more of them share a visit to a partition, but more are lost by a kill."""
 GFLOPS = 97.0
@@ -39,11 +41,13 @@ class RamBudget:
     def of(cls, ram: int | None, engine: Engine) -> "RamBudget":
         """Returns the budget of `ram` bytes (default: half of this machine's), for as many workers as can share it."""
         ram = half_of_machine_ram() if ram is None else ram
-        workers = engine.cores if engine.requested_threads == engine.cores else min(engine.cores, ram // _LEAST_RAM)
-        return cls(ram, max(1, workers), processes=engine.separate_processes)
+        processes = engine.separate_processes
+        fitting = ram // _PROCESS if processes else (ram - _LIBRARIES) // _THREAD
+        workers = engine.cores if engine.requested_threads == engine.cores else min(engine.cores, fitting)
+        return cls(ram, max(1, workers), processes=processes)
 
     def __post_init__(self) -> None:
-        least = _LEAST_RAM * self.workers
+        least = _PROCESS * self.workers if self.processes else _LIBRARIES + _THREAD * self.workers
         if self.ram < least:
             raise InputError(
                 f"--ram {self.ram >> 20}M is too little for {self.workers} worker(s); give at least {least >> 20}M, "
@@ -53,7 +57,7 @@ class RamBudget:
     @property
     def _usable(self) -> int:
         """Bytes that are left beside the libraries."""
-        return self.ram - (448 << 20)
+        return self.ram - (448 << 20 if self.processes else _LIBRARIES)
 
     @property
     def room(self) -> int:

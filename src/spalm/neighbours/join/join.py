@@ -30,7 +30,7 @@ from spalm.neighbours.parallel import chunks
 from spalm.neighbours.recall import HALF_PRECISION, Tolerance
 from spalm.neighbours.topk import TopK
 
-_COMPARED = 1 << 14
+_COMPARED = 1 << 12
 """Queries whose candidates are compared by whole keys at a time."""
 _MARGINS = 1 << 18
 """Margins that are held at a time: few enough to be in the cache when they are compared."""
