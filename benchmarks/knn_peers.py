@@ -124,6 +124,7 @@ class FaissLists:
                 self._searched[rows],
                 self._count,
                 method="knn_function",
+                knn=_knn_of_a_thread if threaded == 2 else faiss.knn,
                 threaded=threaded,
                 computation_threads=faiss.omp_get_max_threads(),
                 verbose=0,
@@ -147,6 +148,12 @@ class FaissLists:
         return found
 
 
+def _knn_of_a_thread(*arguments: Any, thread_id: int | None = None, **options: Any) -> Any:  # noqa: ARG001
+    """Returns what faiss.knn does, which does not take the number that big_batch_search gives its threads."""
+    faiss.omp_set_num_threads(1)  # of this thread only
+    return faiss.knn(*arguments, **options)
+
+
 def _faiss_lists(keys: np.ndarray, k: int) -> Iterator[Candidate]:
     ways = {"big_batch_search": 0, "big_batch_search, prefetching": 1, "big_batch_search, threads": 2, "IVF": None}
     for count in list_counts(len(keys)):
@@ -156,7 +163,7 @@ def _faiss_lists(keys: np.ndarray, k: int) -> Iterator[Candidate]:
 
 
 def _faiss_reduced(keys: np.ndarray, k: int) -> Iterator[Candidate]:
-    for width in (keys.shape[1] // 2, keys.shape[1] // 4):
+    for width in (3 * keys.shape[1] // 4, keys.shape[1] // 2, keys.shape[1] // 4):
         for count in list_counts(len(keys))[1:]:
             lists = FaissLists(keys, k, count, width=width)
             for way, threaded in {"big_batch_search": 0, "big_batch_search, prefetching": 1}.items():

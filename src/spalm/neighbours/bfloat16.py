@@ -4,8 +4,9 @@ A tile is TILE_QUERIES queries times TILE_KEYS keys, and all of its sums are in 
 AVX512-BF16, one instruction multiplies and adds 32 pairs of numbers; elsewhere the same numbers are widened to single
 precision first. numba has no bfloat16, so the loop is written in the language of LLVM.
 
-Two numbers of a vector are one uint32, the first in the lower half. A panel holds TILE_KEYS keys by pairs: pair 0 of
-every key, then pair 1 of every key, and so on.
+Two numbers of a vector are one uint32, the first in the lower half. What is multiplied consists of words: such pairs,
+or elsewhere single numbers, WORDS of them for a pair. A panel holds TILE_KEYS keys by words: word 0 of every key, then
+word 1 of every key, and so on.
 """
 
 import numba
@@ -24,6 +25,8 @@ _FEATURES = (
 """Instructions for which numba compiles: those of this machine, unless NUMBA_CPU_FEATURES names others."""
 HAS_BFLOAT16 = "+avx512bf16" in _FEATURES.split(",")
 """Whether products are computed by instructions for bfloat16."""
+WORDS = 1 if HAS_BFLOAT16 else 2
+"""Words that are multiplied for a pair of numbers."""
 _LANES, TILE_QUERIES = (16, 12) if "+avx512f" in _FEATURES.split(",") else (8, 6)
 _VECTORS = 2
 TILE_KEYS = _VECTORS * _LANES
@@ -62,15 +65,8 @@ def _repeated(builder, value, kind):
     )
 
 
-def _halves(builder, pairs):
-    """Returns the first and the second numbers of pairs, in single precision."""
-    low = builder.shl(pairs, ir.Constant(_INTS, [16] * _LANES))
-    high = builder.and_(pairs, ir.Constant(_INTS, [0xFFFF0000] * _LANES))
-    return builder.bitcast(low, _FLOATS), builder.bitcast(high, _FLOATS)
-
-
 def _products_added(builder, totals, query, keys):
-    """Returns the sums with the products of a query's pair and one pair of each key of the panel added."""
+    """Returns the sums with the products of a query's word and one word of each key of the panel added."""
     if HAS_BFLOAT16:
         kind = ir.FunctionType(_FLOATS, [_FLOATS, _PAIRS, _PAIRS])
         add = cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.avx512bf16.dpbf16ps.512")
@@ -78,25 +74,21 @@ def _products_added(builder, totals, query, keys):
         return [builder.call(add, [total, query, builder.bitcast(key, _PAIRS)]) for total, key in zip(totals, keys)]
     kind = ir.FunctionType(_FLOATS, [_FLOATS] * 3)
     add = cgutils.get_or_insert_function(builder.module, kind, f"llvm.fmuladd.v{_LANES}f32")
-    for total, key in zip(totals.copy(), keys):
-        number = totals.index(total)
-        for own, other in zip(_halves(builder, query), _halves(builder, key)):
-            total = builder.call(add, [own, other, total])
-        totals[number] = total
-    return totals
+    query = builder.bitcast(query, _FLOATS)
+    return [builder.call(add, [query, builder.bitcast(key, _FLOATS), total]) for total, key in zip(totals, keys)]
 
 
 @intrinsic
-def multiply_tile(typing_context, queries, panel, pairs, begin, bars, scores, masks):
+def multiply_tile(typing_context, queries, panel, words, begin, bars, scores, masks):
     """Multiplies the queries of a tile with the keys of a panel and tells which scores are above the queries' bars.
 
-    All arguments but the number of `pairs` are addresses: of TILE_QUERIES queries in uint32, of the panel, of the
+    All arguments but the number of `words` are addresses: of TILE_QUERIES queries in uint32, of the panel, of the
     numbers with which the sums of its keys begin, of the queries' bars, and of the results: the scores, a row for each
     query, and for each query an uint32 whose bits tell which of its scores are above its bar.
     """
 
     def generate(context, builder, signature, arguments):
-        queries, panel, pairs, begin, bars, scores, masks = arguments
+        queries, panel, words, begin, bars, scores, masks = arguments
         first = [_load(builder, begin, 4 * _LANES * each, _FLOATS) for each in range(_VECTORS)]
         entry, loop, end = builder.block, builder.append_basic_block("loop"), builder.append_basic_block("end")
         builder.branch(loop)
@@ -106,7 +98,7 @@ def multiply_tile(typing_context, queries, panel, pairs, begin, bars, scores, ma
         totals = [[builder.phi(_FLOATS) for _ in first] for _ in range(TILE_QUERIES)]
         at = builder.add(panel, builder.mul(place, _I64(4 * TILE_KEYS)))
         keys = [_load(builder, at, 4 * _LANES * each, _INTS) for each in range(_VECTORS)]
-        at, row = builder.add(queries, builder.mul(place, _I64(4))), builder.mul(pairs, _I64(4))
+        at, row = builder.add(queries, builder.mul(place, _I64(4))), builder.mul(words, _I64(4))
         sums = []
         for row_totals in totals:
             query = _repeated(builder, _load(builder, at, 0, _I32), _INTS)
@@ -118,7 +110,7 @@ def multiply_tile(typing_context, queries, panel, pairs, begin, bars, scores, ma
             for total, initial, after in zip(row_totals, first, row_sums):
                 total.add_incoming(initial, entry)
                 total.add_incoming(after, loop)
-        builder.cbranch(builder.icmp_signed("<", following, pairs), loop, end)
+        builder.cbranch(builder.icmp_signed("<", following, words), loop, end)
         builder.position_at_end(end)
         for number, row_sums in enumerate(sums):
             bar = _repeated(builder, _load(builder, bars, 4 * number, _F32), _FLOATS)

@@ -126,8 +126,11 @@ class Partitions:
 
 
 def partition_size(keys: int, neighbours: int) -> int:
-    """Returns the number of keys in a partition. It grows with the memory, which limits the number of partitions."""
-    return max(2 * neighbours, round(384 * max(1.0, keys / 1e6) ** 0.25))
+    """Returns the number of keys in a partition. It grows with the memory, which limits the number of partitions.
+
+    Where many neighbours are wanted, partitions are larger too: most of the neighbours are to be found in the first.
+    """
+    return max(8 * neighbours, round(384 * max(1.0, keys / 1e6) ** 0.25))
 
 
 def learn_partitions(

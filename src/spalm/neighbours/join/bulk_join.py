@@ -20,11 +20,11 @@ from spalm.console import bar, say
 from spalm.files import read_json, replacing, write_json
 from spalm.memory import MISSING
 from spalm.neighbours.exclusion import Exclusion
-from spalm.neighbours.join.cost import JoinEstimate, JoinWorkload, RamBudget, format_seconds
+from spalm.neighbours.join.cost import JoinEstimate, JoinWorkload, RamBudget, format_seconds, plan_seconds
 from spalm.neighbours.join.jobs import JoinInputs, JoinJob
 from spalm.neighbours.join.join import JoinPlan, JoinTask, NearestEntries
 from spalm.neighbours.join.layout import partition_on_disk
-from spalm.neighbours.join.tuning import RecallSample, tune_join
+from spalm.neighbours.join.tuning import RecallSample, TunedPlan, tune_join
 from spalm.neighbours.parallel import ParallelMap, Workers, chunks, thread_map
 from spalm.neighbours.partitions import Partitions, learn_partitions, partition_size
 from spalm.neighbours.recall import HALF_PRECISION, Tolerance
@@ -217,12 +217,22 @@ class BulkJoin:
             if tuned.recall < self.settings.recall:
                 wanted = self.settings.recall
                 say(f"{name}: a recall of {wanted} is out of reach, {tuned.recall:.3f} is what can be had")
+            self._announce_plan(name, task, tuned)
             fitting = self.budget.queries(self.partitions.space.width, tuned.plan.kept, tuned.visits)
             fair = max(1000, math.ceil(task.queries.count / (2 * self.slots)))
             blocks = chunks(0, len(task.queries.vectors), min(fitting, fair))
             write_json(path, {"plan": asdict(tuned.plan), "blocks": blocks})
         stored = read_json(path, _StoredPlan, remedy="give --restart to begin again")
         return stored.plan, [JobPart(number, *block) for number, block in enumerate(stored.blocks)]
+
+    def _announce_plan(self, name: str, task: JoinTask, tuned: TunedPlan) -> None:
+        """Prints how long the join itself is expected to take by its plan."""
+        width, partitions = self.partitions.space.width, len(self.partitions)
+        scanned = len(task.keys) / partitions * (1 + tuned.visits)
+        fetched = tuned.plan.kept * self.entries.width
+        seconds = plan_seconds(task.queries.count, scanned + tuned.plan.near, width, fetched=fetched) / self.slots
+        others = f"{tuned.visits:.1f} of {partitions:,} partitions besides its own"
+        say(f"{name}: each is compared with {others}; about {format_seconds(seconds)}")
 
     def _fill_table(self, job: JoinJob, table: "_TableFiles", blocks: list[JobPart]) -> None:
         """Has the engine do the blocks that are left, and writes each into the table."""

@@ -7,6 +7,7 @@ import torch
 
 from spalm.compute import Engine, half_of_machine_ram
 from spalm.errors import InputError
+from spalm.neighbours.bfloat16 import HAS_BFLOAT16
 
 _LIBRARIES, _THREAD = 512 << 20, 256 << 20
 """Bytes of RAM that the libraries take, with pages of the given vectors, and that each thread needs at least."""
@@ -22,6 +23,10 @@ _PRODUCTS = 0.5
 """Share of a query's time that gets shorter with faster matrix products."""
 _NEIGHBOURS, _MORE_NEIGHBOURS = 4, 0.25
 """Number of neighbours with which the constants were measured, and the exponent by which the work grows with more."""
+_BFLOAT16 = 2.6
+"""Speed of the join's products in bfloat16, with all that is done with the scores, in `gflops_of_a_core`."""
+_SECONDS_OF_A_QUERY, _SECONDS_OF_A_NUMBER = 4e-6, 4e-10
+"""Time of a core for a query besides the products, and for a number of a whole key that is fetched."""
 GROWTH = 0.15
 """Exponent by which the work of a query grows with the number of keys."""
 
@@ -116,6 +121,15 @@ class JoinEstimate:
         # Whole keys, half as many dimensions for the scan, twice while they are ordered; labels, documents, norms.
         vectors = (load.keys + load.others) * ((load.key_bytes + 2) * load.width + 32)
         return cls(seconds, vectors + load.table_bytes)
+
+
+def plan_seconds(queries: int, scanned: float, width: int, *, fetched: int) -> float:
+    """Returns the time of one core like this one for a tuned join, which is known better than what is announced before.
+
+    A query scans this many keys of `width` dimensions, and `fetched` numbers of whole keys are fetched for it.
+    """
+    rate = gflops_of_a_core() * 1e9 * (_BFLOAT16 if HAS_BFLOAT16 else 1)
+    return queries * (_SECONDS_OF_A_QUERY + 2 * scanned * width / rate + _SECONDS_OF_A_NUMBER * fetched)
 
 
 def core_seconds(keys: float, queries: float, width: int, *, recall: float) -> float:

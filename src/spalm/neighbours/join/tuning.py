@@ -24,7 +24,7 @@ _NEAR = (32, 64, 128, NEAR)
 """Numbers of near partitions that are tried."""
 _FURTHER = 1.1
 """Factor by which the reach grows if the recall on the sample is lower than predicted."""
-_FETCHING = 16
+_FETCHING = 64
 """Cost of a dimension of a whole key, in dimensions of a scanned key: whole keys are fetched from all over the file."""
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 
 from spalm.compute.compiled import compiled
-from spalm.neighbours.bfloat16 import TILE_KEYS, TILE_QUERIES, multiply_tile, trailing_zeros
+from spalm.neighbours.bfloat16 import TILE_KEYS, TILE_QUERIES, WORDS, multiply_tile, trailing_zeros
 
 _compiled = compiled(fastmath={"nsz", "reassoc", "contract"})
 _LINE = 64
@@ -18,21 +18,31 @@ def _pack(pairs, panels):
         first = panel * TILE_KEYS
         count = min(TILE_KEYS, keys - first)
         for pair in range(width):
-            for key in range(count):
-                panels[panel, pair, key] = pairs[first + key, pair]
+            if WORDS == 1:
+                for key in range(count):
+                    panels[panel, pair, key] = pairs[first + key, pair]
+            else:
+                for key in range(count):
+                    panels[panel, 2 * pair, key] = pairs[first + key, pair] << np.uint32(16)
+                    panels[panel, 2 * pair + 1, key] = pairs[first + key, pair] & np.uint32(0xFFFF0000)
             for key in range(count, TILE_KEYS):
-                panels[panel, pair, key] = 0
+                panels[panel, WORDS * pair : WORDS * (pair + 1), key] = 0
 
 
 @_compiled
 def _relative(vector, centre, out):
-    """Writes vector - centre in bfloat16 to `out`, and returns half of its squared length."""
+    """Writes the words of vector - centre in bfloat16 to `out`, and returns half of its squared length."""
     total = np.float32(0)
+    halves = out.view(np.uint16)
     for d in range(len(centre)):
         bits = np.float32(vector[d] - centre[d]).view(np.uint32)
         half = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
-        out[d] = np.uint16(half)
-        number = np.uint32(half << np.uint32(16)).view(np.float32)
+        whole = np.uint32(half << np.uint32(16))
+        if WORDS == 1:
+            halves[d] = np.uint16(half)
+        else:
+            out[d] = whole
+        number = whole.view(np.float32)
         total += number * number
     return total / np.float32(2)
 
@@ -74,7 +84,7 @@ def visit_partitions(
     `labels` and `documents`. `own_ids` and `own_documents` are those of the queries. `scores` and `rows` are the lists,
     best first, a row for each query. A score is -|q - k|^2 / 2.
     """
-    width, last, most = pairs.shape[1], scores.shape[1] - 1, 0
+    width, last, most = WORDS * pairs.shape[1], scores.shape[1] - 1, 0
     for i in range(len(partition)):
         most = max(most, starts[partition[i] + 1] - starts[partition[i]])
     most = -(-most // TILE_KEYS)
@@ -83,7 +93,6 @@ def visit_partitions(
     panels = room[begin : begin + most * width * TILE_KEYS].reshape(most, width, TILE_KEYS)
     norms = np.empty(most * TILE_KEYS, np.float32)
     relative = np.zeros((TILE_QUERIES, width), np.uint32)
-    numbers = relative.view(np.uint16)
     halves, bars = np.zeros(TILE_QUERIES, np.float32), np.empty(TILE_QUERIES, np.float32)
     found, masks = np.empty((TILE_QUERIES, TILE_KEYS), np.float32), np.zeros(TILE_QUERIES, np.uint32)
     begin = 0
@@ -102,7 +111,7 @@ def visit_partitions(
             bars[together:] = np.inf
             for i in range(together):
                 q = query[tile + i]
-                halves[i] = _relative(vectors[q], centres[number], numbers[i])
+                halves[i] = _relative(vectors[q], centres[number], relative[i])
                 bars[i] = scores[q, last] + halves[i]
             for panel in range(count):
                 multiply_tile(
