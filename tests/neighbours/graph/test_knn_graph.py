@@ -4,6 +4,8 @@ import json
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import time
 
 import numpy as np
@@ -370,3 +372,24 @@ def test_killed_at_random_points_the_command_ends_with_the_same_bytes(tmp_path):
     for name in ("indices", "distances", "manifest.json"):
         assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
     shutil.rmtree(tmp_path / "whole")
+
+
+@pytest.mark.slow
+def test_no_more_ram_is_used_than_was_asked_for(tmp_path):
+    """The files that are mapped, the given one and those of the join, are 400 MB; with more RAM, more of them stays."""
+    vectors = np.random.default_rng(0).standard_normal((150_000, 256), np.float32)
+    path = write_vectors(tmp_path / "v.npy", vectors * np.geomspace(3, 0.03, 256, dtype=np.float32))
+
+    def peak(ram):
+        code = "import sys; from spalm.cli import entry; sys.exit(entry.run(sys.argv[1:]))"
+        arguments = ["knn", path, "--out", tmp_path / ram, "--ram", ram, "--threads", "1", "--recall", "0.8"]
+        process = subprocess.Popen(
+            [sys.executable, "-c", code, *map(str, arguments)],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+        )
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        assert process.returncode == 0
+        return usage.ru_maxrss << 10
+
+    assert peak("768M") < 768 << 20 < peak("8G")

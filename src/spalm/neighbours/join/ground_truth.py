@@ -18,8 +18,8 @@ _QUERIES = 512
 """Queries of one thread's task."""
 _PARTITIONS = 1024
 """Partitions whose borders are looked at together."""
-_CANDIDATES, _MORE = 64, 4
-"""Candidates for which a query has room at first, and the factor by which that grows if they are more."""
+_CANDIDATES, _MORE = 4, 4
+"""Candidates for each neighbour for which there is room at first, and the factor by which that grows if they are more."""
 _DIRECT = "donot_use_mm_for_euclid_dist"
 """Mode in which torch.cdist computes distances from differences instead of products."""
 
@@ -55,9 +55,9 @@ def exact_neighbours(
         some = known[slice(*task)]
         vectors = join.queries.vectors.scan(rows[some])
         visits, furthest = _borders_crossed(join, vectors, rows[some], within=torch.from_numpy(within[some]))
-        left, room = np.arange(len(some)), _CANDIDATES
+        left, room = np.arange(len(some)), _CANDIDATES * count
         while len(left):
-            best = TopK(join.queries.exclusion(rows[some[left]], join.exclusion), max(room, count))
+            best = TopK(join.queries.exclusion(rows[some[left]], join.exclusion), room)
             best.scores[:] = furthest[left, None]
             join.visit(vectors[left], best, _of_queries(visits, left))
             fits = best.rows[:, -1] == MISSING

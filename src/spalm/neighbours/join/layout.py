@@ -33,6 +33,8 @@ from spalm.neighbours.vectors import Vectors, key_type
 
 _TASK = 1 << 13
 """Rows that one thread moves, or converts, at a time."""
+_LAYOUT = 2
+"""Version of the layout: what a run of an earlier one has left unfinished is made again."""
 _LOOKED_AFTER = 2 << 20
 """Bytes that are read before it is looked how many pages of mapped files are in RAM."""
 
@@ -162,13 +164,13 @@ class _MoveState:
     def __init__(self, path: Path):
         self._path = path
         found = read_json(path, dict, remedy="give --restart to begin again") if path.exists() else {}
-        if found.get("boot") != boot_id():
+        if (found.get("boot"), found.get("layout")) != (boot_id(), _LAYOUT):
             found = {}
         self.fresh, self.moved = not found, found.get("moved", 0)
 
     def save(self) -> None:
         """Writes the state to its file."""
-        write_json(self._path, {"moved": self.moved, "boot": boot_id()})
+        write_json(self._path, {"moved": self.moved, "boot": boot_id(), "layout": _LAYOUT})
 
 
 class _RowMover:
