@@ -19,7 +19,7 @@ _QUERIES = 512
 _PARTITIONS = 1024
 """Partitions whose borders are looked at together."""
 _CANDIDATES, _MORE = 4, 4
-"""Candidates for each neighbour for which there is room at first, and the factor by which that grows if they are more."""
+"""Candidates for each neighbour for which there is room at first, and the factor by which that grows if need be."""
 _DIRECT = "donot_use_mm_for_euclid_dist"
 """Mode in which torch.cdist computes distances from differences instead of products."""
 
