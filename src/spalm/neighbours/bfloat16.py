@@ -9,19 +9,17 @@ or elsewhere single numbers, WORDS of them for a pair. A panel holds TILE_KEYS k
 word 1 of every key, and so on.
 """
 
-import numba
 import numpy as np
 import torch
 from jaxtyping import Float, UInt
 from llvmlite import binding, ir
 from numba import types
-from numba.core import cgutils
+from numba.core import cgutils, config
 from numba.extending import intrinsic
 from torch import Tensor
 
-_FEATURES = (
-    binding.get_host_cpu_features().flatten() if numba.config.CPU_FEATURES is None else numba.config.CPU_FEATURES
-)
+_NAMED: str | None = getattr(config, "CPU_FEATURES")  # noqa: B009  # numba sets it when it is imported
+_FEATURES = binding.get_host_cpu_features().flatten() if _NAMED is None else _NAMED
 """Instructions for which numba compiles: those of this machine, unless NUMBA_CPU_FEATURES names others."""
 HAS_BFLOAT16 = "+avx512bf16" in _FEATURES.split(",")
 """Whether products are computed by instructions for bfloat16."""

@@ -114,7 +114,7 @@ def visit_partitions(
                 halves[i] = _relative(vectors[q], centres[number], relative[i])
                 bars[i] = scores[q, last] + halves[i]
             for panel in range(count):
-                multiply_tile(
+                multiply_tile(  # pyright: ignore[reportCallIssue]  # numba adds the first argument
                     relative.ctypes.data,
                     panels.ctypes.data + panel * width * TILE_KEYS * 4,
                     width,
