@@ -33,6 +33,8 @@ from spalm.neighbours.vectors import Vectors, key_type
 
 _TASK = 1 << 13
 """Rows that one thread moves, or converts, at a time."""
+_FETCHED, _AROUND = 1 << 10, 64 << 10
+"""Whole keys that are fetched from anywhere at a time, and the bytes that the system may map for each."""
 _LAYOUT = 2
 """Version of the layout: what a run of an earlier one has left unfinished is made again."""
 _LOOKED_AFTER = 2 << 20
@@ -78,12 +80,14 @@ class PartitionedVectors:
         self, vectors: Float[np.ndarray, "n width"], rows: Int[np.ndarray, "n count"]
     ) -> Float[np.ndarray, "n count"]:
         """Returns squared distances of vectors to the whole keys of their rows; infinite where a row is MISSING."""
-        self._touch(np.size(rows), self._key_bytes)
         found = np.empty(rows.shape, np.float32)
-        if self.whole.dtype == np.float32:
-            distances_to_single_rows(self.whole, rows, vectors, found)
-        else:
-            distances_to_rows(self.whole.view(np.uint16), rows, vectors, found)
+        for first, last in chunks(0, len(rows), max(1, _FETCHED // max(1, rows.shape[1]))):
+            self._touch((last - first) * rows.shape[1], _AROUND)
+            part = rows[first:last], vectors[first:last], found[first:last]
+            if self.whole.dtype == np.float32:
+                distances_to_single_rows(self.whole, *part)
+            else:
+                distances_to_rows(self.whole.view(np.uint16), *part)
         return found
 
     def labels(self, start: int, stop: int) -> Int[np.ndarray, "rows"]:
