@@ -31,7 +31,7 @@ SBOM = $(TOOLS)/bin/cyclonedx-py environment --pyproject pyproject.toml -o dist/
 # The tests start many processes: each would compile the package anew where nothing compiled is kept. There are more
 # workers than two cores, because many tests wait for other processes: the slow ones above all.
 PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder
-BENCHMARKS := proof attach training bases neighbours spalm ray disk plan exact generation answers serving keys
+BENCHMARKS := proof attach training bases neighbours knn spalm ray disk plan exact generation answers serving keys
 
 .PHONY: setup lock audit sbom release demo lint quick-tests check test fuzz docs soak bench $(addprefix bench-,$(BENCHMARKS)) clean
 

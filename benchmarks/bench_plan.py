@@ -17,6 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from bench_neighbours import FirstKeys, K, trained_keys
@@ -58,39 +59,41 @@ class ReadCounter:
     def __enter__(self) -> "ReadCounter":
         self.scanned = self.whole = self.fresh = 0
         self._seen, self._lock = threading.local(), threading.Lock()
-        self._originals = PartitionedVectors.scan, PartitionedVectors.squared_distances, Join.block
-        scan, squared_distances, block = self._originals
+        self._originals = Join.visit, PartitionedVectors.squared_distances, Join.block
+        visit, squared_distances, block = self._originals
 
-        def counting_scan(vectors, rows):
-            seen = getattr(self._seen, "places", None)
-            if isinstance(rows, slice) and seen is not None:
+        def counting_visit(join, vectors, best, visits):
+            seen = getattr(self._seen, "partitions", None)
+            if seen is not None:
+                read = np.unique(visits.partition)
+                sizes = np.diff(join.keys.starts)
                 with self._lock:
-                    self.scanned += rows.stop - rows.start
-                    self.fresh += 0 if rows.start in seen else rows.stop - rows.start
-                seen.add(rows.start)
-            return scan(vectors, rows)
+                    self.scanned += int(sizes[read].sum())
+                    self.fresh += sum(int(sizes[number]) for number in read.tolist() if number not in seen)
+                seen.update(read.tolist())
+            return visit(join, vectors, best, visits)
 
         def counting_distances(keys, vectors, rows):
-            if getattr(self._seen, "places", None) is not None:
+            if getattr(self._seen, "partitions", None) is not None:
                 with self._lock:
                     self.whole += int((rows >= 0).sum())
             return squared_distances(keys, vectors, rows)
 
         def counting_block(join, first, last):
-            self._seen.places = set()
+            self._seen.partitions = set()
             found = block(join, first, last)
-            self._seen.places = None
+            self._seen.partitions = None
             return found
 
-        _patch(counting_scan, counting_distances, counting_block)
+        _patch(counting_visit, counting_distances, counting_block)
         return self
 
     def __exit__(self, *_) -> None:
         _patch(*self._originals)
 
 
-def _patch(scan: Any, squared_distances: Any, block: Any) -> None:
-    PartitionedVectors.scan, PartitionedVectors.squared_distances, Join.block = scan, squared_distances, block
+def _patch(visit: Any, squared_distances: Any, block: Any) -> None:
+    Join.visit, PartitionedVectors.squared_distances, Join.block = visit, squared_distances, block
 
 
 def join(vectors: FirstKeys, work: Path) -> dict:

@@ -151,3 +151,56 @@ def test_an_interval_holds_the_mean_gain():
     low, high = keys.interval(gains, documents)
     assert low < 5.5 < high
     assert keys.interval(torch.ones(12), documents) == [1.0, 1.0]
+
+
+def test_what_a_join_reads_is_counted():
+    import numpy as np
+
+    import bench_plan as plan
+    from spalm.neighbours.join.join import Join
+
+    vectors = np.random.default_rng(0).standard_normal((3001, 8)).astype(np.float32)
+    visit = Join.visit
+    with plan.ReadCounter() as reads:
+        from spalm.neighbours.graph import search
+
+        few, search.FEW_VECTORS = search.FEW_VECTORS, 0
+        try:
+            graph = plan.spalm.knn_graph(vectors, 4, ram=2 << 30)
+        finally:
+            search.FEW_VECTORS = few
+    assert Join.visit is visit
+    assert graph.indices.shape == (3001, 4)
+    assert 3001 <= reads.fresh <= reads.scanned
+    assert reads.whole >= 4 * 3001
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("library", "candidates"),
+    [
+        ("faiss", "_faiss_lists"),
+        ("faiss", "_faiss_reduced"),
+        ("faiss", "_faiss_descent"),
+        ("pynndescent", "_pynndescent"),
+        ("hnswlib", "_hnswlib"),
+        ("usearch", "_usearch"),
+        ("scann", "_scann"),
+    ],
+)
+def test_every_peer_of_the_graph_reaches_the_recall(library, candidates):
+    import numpy as np
+
+    import knn_peers
+    import peers
+    from support.arrays import clustered
+
+    pytest.importorskip(library, reason=f"pip install {library}")
+    keys = clustered(3001, 24, 0) * np.geomspace(3, 0.1, 24, dtype=np.float32)
+    truth, best = peers.Truth.of(keys, 5, 211, 1), {}
+    for candidate in getattr(knn_peers, candidates)(keys, 5):
+        for recall, seconds, _ in peers.measure(candidate.build(), keys, truth, [0.95]):
+            best[candidate.system] = max(best.get(candidate.system, 0.0), recall)
+            assert seconds > 0
+    assert best
+    assert min(best.values()) >= 0.95

@@ -109,24 +109,6 @@ def distances_to_single_rows(singles, rows, vectors, out):
 
 
 @_compiled
-def scores_above(products, half_norms, thresholds):
-    """Returns (i, j) of every score above the threshold of its query i."""
-    queries, size = products.shape
-    count = 0
-    for i in range(queries):
-        for j in range(size):
-            count += products[i, j] - half_norms[j] > thresholds[i]
-    found = np.empty((2, count), np.int64)
-    count = 0
-    for i in range(queries):
-        for j in range(size):
-            if products[i, j] - half_norms[j] > thresholds[i]:
-                found[0, count], found[1, count] = i, j
-                count += 1
-    return found
-
-
-@_compiled
 def borders_within(margins, limits, near, first):
     """Returns (query, partition, margin) of every border within the limit of its query.
 

@@ -126,8 +126,11 @@ class Partitions:
 
 
 def partition_size(keys: int, neighbours: int) -> int:
-    """Returns the number of keys in a partition. It grows with the memory, which limits the number of partitions."""
-    return max(2 * neighbours, round(384 * max(1.0, keys / 1e6) ** 0.25))
+    """Returns the number of keys in a partition. It grows with the memory, which limits the number of partitions.
+
+    Where many neighbours are wanted, partitions are larger too: most of the neighbours are to be found in the first.
+    """
+    return max(8 * neighbours, round(384 * max(1.0, keys / 1e6) ** 0.25))
 
 
 def learn_partitions(
@@ -138,7 +141,7 @@ def learn_partitions(
     `most_points` returns the largest sample that is allowed for vectors of a given width.
     """
     with bar(f"learn {count:,} partitions", None):
-        space = learn_space(sample_vectors(vectors, 1 << 16, [seed, 0]))
+        space = learn_space(sample_vectors(vectors, min(1 << 16, most_points(vectors.width)), [seed, 0]))
         points = sample_vectors(
             vectors, min(POINTS * count, most_points(space.width)), [seed, 1], transform=space.project
         )

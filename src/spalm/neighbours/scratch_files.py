@@ -1,5 +1,7 @@
 """Large arrays in mapped files: disk space is reserved in advance, and memory is released once a file was read."""
 
+import itertools
+import mmap
 import os
 import shutil
 from mmap import MADV_DONTNEED
@@ -9,6 +11,10 @@ from typing import Literal
 import numpy as np
 
 from spalm.errors import InputError
+
+_PAGE = mmap.PAGESIZE
+_MORE = itertools.count()
+"""Numbers that rise, where the system does not tell how much memory is in use."""
 
 
 def map_array(path: Path, dtype: str, shape: tuple[int, ...], *, mode: Literal["c", "r+"] = "c") -> np.ndarray:
@@ -38,6 +44,18 @@ def release(*arrays: np.ndarray) -> None:
     for array in arrays:
         if isinstance(array, np.memmap):
             array._mmap.madvise(MADV_DONTNEED)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def resident_file_bytes() -> int:
+    """Returns the bytes of mapped files, libraries among them, that count as memory of this process.
+
+    Where the system does not tell, it is more than any bound, so that pages are released as often as it is looked.
+    """
+    try:
+        with open("/proc/self/statm", "rb") as file:  # noqa: PTH123  # asked often
+            return int(file.read().split()[2]) * _PAGE
+    except OSError:
+        return next(_MORE) << 50
 
 
 def check_disk_space(directory: Path, needed: int, purpose: str) -> None:

@@ -51,7 +51,10 @@ def sample_vectors(
     random = np.random.default_rng(seed)
     runs = len(vectors) // _RUN
     chosen = np.sort(random.choice(runs, min(runs, -(-count // _RUN)), replace=False)) * _RUN
-    parts = [transform(vectors.keys(start, start + _RUN)).numpy() for start in chosen]
     rest = transform(vectors.keys(runs * _RUN, len(vectors))).numpy()
-    found = np.concatenate([*parts, rest])
-    return found[random.permutation(len(found))]
+    found = np.empty((len(chosen) * _RUN + len(rest), rest.shape[1]), rest.dtype)
+    places = random.permutation(len(found))
+    for number, start in enumerate(chosen):
+        found[places[number * _RUN : (number + 1) * _RUN]] = transform(vectors.keys(start, start + _RUN)).numpy()
+    found[places[len(chosen) * _RUN :]] = rest
+    return found

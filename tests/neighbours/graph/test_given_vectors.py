@@ -153,6 +153,18 @@ def test_numbers_that_are_not_finite_are_refused(wrong, dtype):
         knn_graph(VECTORS, queries=vectors)
 
 
+@pytest.mark.parametrize("name", ["a.npy", "a.fvecs", "a.fbin", "a.f16bin", "a.bf16bin"])
+@pytest.mark.parametrize("wrong", [np.nan, np.inf])
+def test_files_with_numbers_that_are_not_finite_are_refused(tmp_path, name, wrong):
+    vectors = VECTORS.copy()
+    vectors[11, 3] = wrong
+    kinds = {"a.f16bin": vectors.astype(np.float16), "a.bf16bin": bfloat16_of(vectors)}
+    path = write_vectors(tmp_path / name, kinds.get(name, vectors))
+    with pytest.raises(InputError, match=rf"{name}: row 11 holds a number that is not finite") as found:
+        knn_graph(path)
+    assert "\n" not in str(found.value)
+
+
 def test_a_number_too_large_for_single_precision_is_refused():
     vectors = VECTORS.astype(np.float64)
     vectors[3, 0] = 1e39

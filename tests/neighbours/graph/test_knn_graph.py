@@ -4,6 +4,8 @@ import json
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import time
 
 import numpy as np
@@ -15,7 +17,7 @@ from spalm.neighbours.graph import copies, search
 from support.arrays import clustered
 from support.commands import PATIENCE, begun, refused
 from support.commands import spalm as command
-from support.vector_files import distance_matrix, nearest, write_vectors
+from support.vector_files import bfloat16_of, distance_matrix, nearest, write_vectors
 
 EXECUTION = spalm.Execution(spalm.Hardware("cpu", 2), ram=2 << 30)
 METRICS = ["l2", "ip", "cosine"]
@@ -30,6 +32,11 @@ def joined(monkeypatch):
 
 def make(vectors, k=5, **more):
     return knn_graph(vectors, k, execution=EXECUTION, **more)
+
+
+def uneven(count, width, seed):
+    """Vectors that vary most in their first dimensions."""
+    return clustered(count, width, seed) * np.geomspace(3, 0.3, width, dtype=np.float32)
 
 
 def check(graph, vectors, queries=None, *, metric="l2", least=1.0):
@@ -74,15 +81,41 @@ def test_a_small_set_is_searched_exactly(metric, own, dtype):
 @pytest.mark.parametrize("own", [True, False])
 @pytest.mark.parametrize(("dtype", "width"), [(np.float32, 13), (np.float16, 13), (np.int8, 13), (np.float32, 96)])
 def test_the_join_finds_what_it_says(metric, own, dtype, width):
-    vectors = clustered(2003, width, 0) * np.geomspace(3, 0.3, width, dtype=np.float32)
-    queries = clustered(907, width, 1) * np.geomspace(3, 0.3, width, dtype=np.float32)
-    vectors, queries = vectors.astype(dtype), queries.astype(dtype)
+    vectors, queries = uneven(2003, width, 0).astype(dtype), uneven(907, width, 1).astype(dtype)
     if metric == "cosine":
         vectors, queries = (each[each.any(1)] for each in (vectors, queries))
     graph = make(vectors, metric=metric, queries=None if own else queries, recall=0.9)
     found = check(graph, vectors, None if own else queries, metric=metric, least=0.89)
     assert found == pytest.approx(graph.recall, abs=0.02)
-    assert graph.judged == min(2048, len(graph.indices))
+    assert graph.judged == min(1024, -(-len(graph.indices) // 3))
+
+
+@pytest.mark.usefixtures("joined")
+@pytest.mark.parametrize("own", [True, False])
+@pytest.mark.parametrize("kind", ["bfloat16", "uint8", "float64"])
+def test_the_join_of_other_types(own, kind):
+    vectors, queries = uneven(2003, 13, 0), uneven(907, 13, 1)
+    if kind == "bfloat16":
+        given = [bfloat16_of(each) for each in (vectors, queries)]
+        vectors, queries = ((each.view(np.uint16).astype(np.uint32) << 16).view(np.float32) for each in given)
+    else:
+        given = vectors, queries = [(each - vectors.min()).astype(kind) for each in (vectors, queries - queries.min())]
+    graph = make(given[0], queries=None if own else given[1], recall=0.9)
+    found = check(graph, vectors, None if own else queries, least=0.89)
+    assert found == pytest.approx(graph.recall, abs=0.02)
+
+
+@pytest.mark.parametrize("joins", [True, False])
+@pytest.mark.parametrize("metric", METRICS)
+def test_vectors_on_one_line_and_dimensions_that_never_change(joins, metric, request):
+    """Every vector has the same number in all dimensions; then every vector differs in one dimension only."""
+    if joins:
+        request.getfixturevalue("joined")
+    lengths = np.random.default_rng(0).permutation(np.arange(1, 1201)).astype(np.float32)
+    constant = np.tile(lengths[:, None], (1, 6))
+    check(make(constant, metric=metric, recall=0.99), constant, metric=metric, least=0.98)
+    constant[:, 1:] = 7
+    check(make(constant, metric=metric, recall=0.99), constant, metric=metric, least=0.98)
 
 
 @pytest.mark.usefixtures("joined")
@@ -90,7 +123,7 @@ def test_the_recall_on_a_sample_is_that_of_all_rows():
     vectors = clustered(6000, 24, 0, centres=6000)
     graph = make(vectors, k=15, recall=0.8)
     found = check(graph, vectors, least=0.79)
-    assert graph.judged == 2048
+    assert graph.judged == 1024
     assert found == pytest.approx(graph.recall, abs=0.02)
     assert found < 0.97, "it looks much further than it must"
 
@@ -339,3 +372,24 @@ def test_killed_at_random_points_the_command_ends_with_the_same_bytes(tmp_path):
     for name in ("indices", "distances", "manifest.json"):
         assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
     shutil.rmtree(tmp_path / "whole")
+
+
+@pytest.mark.slow
+def test_no_more_ram_is_used_than_was_asked_for(tmp_path):
+    """The files that are mapped, the given one and those of the join, are 400 MB; with more RAM, more of them stays."""
+    vectors = np.random.default_rng(0).standard_normal((150_000, 256), np.float32)
+    path = write_vectors(tmp_path / "v.npy", vectors * np.geomspace(3, 0.03, 256, dtype=np.float32))
+
+    def peak(ram):
+        code = "import sys; from spalm.cli import entry; sys.exit(entry.run(sys.argv[1:]))"
+        arguments = ["knn", path, "--out", tmp_path / ram, "--ram", ram, "--threads", "1", "--recall", "0.8"]
+        process = subprocess.Popen(
+            [sys.executable, "-c", code, *map(str, arguments)],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+        )
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        assert process.returncode == 0
+        return usage.ru_maxrss << 10
+
+    assert peak("768M") < 768 << 20 < peak("8G")

@@ -124,11 +124,46 @@ def test_the_form_for_umap(graph):
     np.testing.assert_array_equal(indices[:, 1:], graph.indices)
 
 
+def agreement(first: np.ndarray, second: np.ndarray) -> float:
+    """Returns how alike two clusterings are: 1 if they are the same but for the names of the clusters."""
+    from sklearn.metrics import adjusted_rand_score
+
+    return float(adjusted_rand_score(first, second))
+
+
+def test_the_package_hdbscan():
+    library = pytest.importorskip("hdbscan", reason="pip install hdbscan")
+    vectors = clustered(150, 3, 2, centres=3)
+    matrix = knn_graph(vectors, 100, execution=EXECUTION).to_csr(symmetric=True)  # so large that it hangs together
+    settings = {"min_cluster_size": 20, "min_samples": 5}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of functions of scikit-learn with other names
+        expected = library.HDBSCAN(**settings).fit_predict(vectors)
+        found = library.HDBSCAN(**settings, metric="precomputed").fit_predict(matrix)
+    assert len(set(expected)) > 1
+    assert agreement(found, expected) > 0.95
+
+
+def trustworthy(vectors: np.ndarray, places: np.ndarray) -> float:
+    """Returns how many of the nearest places are those of near vectors: 1 if all are."""
+    from sklearn.manifold import trustworthiness
+
+    return float(trustworthiness(vectors[::5], places[::5], n_neighbors=10))
+
+
+@pytest.mark.slow
 def test_umap():
-    umap = pytest.importorskip("umap")
-    vectors = clustered(5000, 8, 0, centres=5)  # up to 4,096 it does not look at the graph
+    umap = pytest.importorskip("umap", reason="pip install umap-learn")
+    vectors = clustered(5003, 8, 0, centres=5)  # up to 4,096 it does not look at the graph
     graph = knn_graph(vectors, 14, execution=EXECUTION)
+    settings = {"n_neighbors": 15, "n_epochs": 40, "random_state": 1}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        reducer = umap.UMAP(n_neighbors=15, precomputed_knn=graph.for_umap(), n_epochs=20, random_state=1)
-        assert reducer.fit_transform(vectors).shape == (5000, 2)
+        ours = umap.UMAP(**settings, precomputed_knn=graph.for_umap()).fit(vectors)
+        plain = umap.UMAP(**settings).fit(vectors)
+        wrong = graph.for_umap()[0].copy()
+        wrong[:, 1:] = np.random.default_rng(0).integers(0, 5003, (5003, 14))
+        misled = umap.UMAP(**settings, precomputed_knn=(wrong, graph.for_umap()[1])).fit(vectors)
+    assert abs(ours.graph_ - plain.graph_).sum() < 0.05 * plain.graph_.sum()
+    assert trustworthy(vectors, ours.embedding_) > trustworthy(vectors, plain.embedding_) - 0.02
+    assert trustworthy(vectors, ours.embedding_) > trustworthy(vectors, misled.embedding_) + 0.1

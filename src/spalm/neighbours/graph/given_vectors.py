@@ -32,8 +32,12 @@ _KINDS = {"<f4": "float32", "<f2": "float16", "<f8": "float64", "|i1": "int8", "
 """Types of numbers that are read, and their names."""
 _BIN = {".fbin": "<f4", ".f16bin": "<f2", ".bf16bin": _BFLOAT16, ".i8bin": "|i1", ".u8bin": "|u1"}
 """Types of numbers of files that begin with a count and a width."""
-_ROOM = 64 << 20
+_ROOM = 16 << 20
 """Bytes of a mapped file that may be in RAM before its pages are released."""
+
+
+_AROUND = 64 << 10
+"""Bytes around a row that the system maps with it, if it has them in its cache."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +107,9 @@ class GivenVectors(SentByFields):
 
     def take(self, rows: Int[np.ndarray, "n"]) -> np.ndarray:
         """Returns the vectors in any rows, as `read` does."""
-        return self._converted(self._opened[rows], None)
+        found = self._converted(self._opened[rows], None)
+        self._release(_AROUND * len(rows))
+        return found
 
     def _converted(self, rows: np.ndarray, first: int | None) -> np.ndarray:
         """Returns rows as numbers; `first` is the number of the first where they are consecutive."""

@@ -144,11 +144,10 @@ class GraphSearch:
                 lengths = np.concatenate([lengths_of(given.read(*part)) for part in chunks(first, last, 1024)])
             indices[first:last], squared = self._rows(found, first, last)
             distances[first:last] = self.space.distances(squared, lengths)
-            release(found.ids, found.squared)
+            release(found.ids, found.squared, indices, distances)
         for array in (indices, distances):
             if isinstance(array, np.memmap):
                 array.flush()
-                release(array)
 
     def _rows(self, found: FoundRows, first: int, last: int) -> tuple[np.ndarray, np.ndarray]:
         """Returns the neighbours of rows of the graph, and their squared distances."""

@@ -1,6 +1,6 @@
 """The first pass of the partitioned layout: the projection, the norm and the partition of every row.
 
-unordered/NUMBER    for each row: int32 partition, float32 |k|^2 / 2, and if the scan space is smaller, float16 vector
+unordered/NUMBER    for each row: int32 partition, and relative to its centre: float32 |k|^2 / 2, vector in bfloat16
 """
 
 from collections.abc import Iterator
@@ -9,17 +9,18 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, UInt
 
 from spalm.compute import JobPart, ProgressCallback, SentByFields, split_rows, unfinished_parts
 from spalm.files import write_atomically
+from spalm.neighbours.bfloat16 import from_pairs, to_pairs
 from spalm.neighbours.parallel import Workers, chunks
 from spalm.neighbours.partitions import Partitions
 from spalm.neighbours.vectors import Vectors
 
-PART = 1 << 16
+PART = 1 << 14
 """Rows of one file."""
-_AT_ONCE = 1 << 14
+_AT_ONCE = 1 << 12
 """Rows that are held at a time: fixed, so that results do not depend on how the work is divided."""
 
 
@@ -30,9 +31,9 @@ class AssignedRows:
     partition: Int[np.ndarray, "rows"]
     """Partition of each row."""
     half_norms: Float[np.ndarray, "rows"]
-    """|k|^2 / 2 of each row in the scan space."""
-    scan: Float[np.ndarray, "rows width"]
-    """Vectors in the scan space; without columns where whole keys are scanned."""
+    """|k|^2 / 2 of each row, relative to its partition's centre."""
+    scan: UInt[np.ndarray, "rows pairs"]
+    """Vectors in the scan space relative to the centres, in bfloat16, two numbers together."""
 
 
 @dataclass(frozen=True)
@@ -45,9 +46,9 @@ class AssignmentJob(SentByFields):
     """Folder of the files."""
 
     @property
-    def _scan_width(self) -> int:
-        """Dimensions of the vectors in the files; 0 where whole keys are scanned."""
-        return self.partitions.space.width if self.partitions.space.reduced else 0
+    def _pairs(self) -> int:
+        """Pairs of numbers of a vector in the files."""
+        return -(-self.partitions.space.width // 2)
 
     def run(self, workers: Workers, progress: ProgressCallback) -> None:
         """Makes the files that are missing; the rows of files that exist count as progress at once."""
@@ -67,16 +68,16 @@ class AssignmentJob(SentByFields):
     def _assign(self, first: int, last: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Returns the partitions, half norms and vectors in the scan space of rows [first, last)."""
         vectors = self.partitions.space.project(self.vectors.keys(first, last))
-        rounded = vectors.half() if self._scan_width else torch.zeros(len(vectors), 0).half()
-        vectors = rounded.float() if self._scan_width else vectors
-        half_norms = vectors.square().sum(1).numpy() / 2
-        return self.partitions.assign(vectors.numpy()).astype("<i4"), half_norms.astype("<f4"), rounded.numpy()
+        partition = self.partitions.assign(vectors.numpy())
+        scan = to_pairs(vectors - torch.from_numpy(self.partitions.centres[partition]))
+        half_norms = from_pairs(scan, vectors.shape[1]).square().sum(1).numpy() / 2
+        return partition.astype("<i4"), half_norms.astype("<f4"), scan
 
     def rows(self, first: int, last: int) -> AssignedRows:
         """Reads rows [first, last) from the files."""
-        found = [np.zeros(0, "<i4")], [np.zeros(0, "<f4")], [np.zeros((0, self._scan_width), "<f2")]
+        found = [np.zeros(0, "<i4")], [np.zeros(0, "<f4")], [np.zeros((0, self._pairs), "<u4")]
         for part, begin, end in self._overlaps(first, last):
-            columns = ("<i4", 0, 1), ("<f4", 4 * len(part), 1), ("<f2", 8 * len(part), self._scan_width)
+            columns = ("<i4", 0, 1), ("<f4", 4 * len(part), 1), ("<u4", 8 * len(part), self._pairs)
             for into, (dtype, offset, width) in zip(found, columns):
                 size = width * np.dtype(dtype).itemsize
                 read = np.fromfile(

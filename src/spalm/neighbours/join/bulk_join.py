@@ -20,18 +20,23 @@ from spalm.console import bar, say
 from spalm.files import read_json, replacing, write_json
 from spalm.memory import MISSING
 from spalm.neighbours.exclusion import Exclusion
-from spalm.neighbours.join.cost import JoinEstimate, JoinWorkload, RamBudget, format_seconds
+from spalm.neighbours.join.cost import JoinEstimate, JoinWorkload, RamBudget, format_seconds, plan_seconds
 from spalm.neighbours.join.jobs import JoinInputs, JoinJob
 from spalm.neighbours.join.join import JoinPlan, JoinTask, NearestEntries
 from spalm.neighbours.join.layout import partition_on_disk
-from spalm.neighbours.join.tuning import RecallSample, tune_join
+from spalm.neighbours.join.tuning import RecallSample, TunedPlan, tune_join
 from spalm.neighbours.parallel import ParallelMap, Workers, chunks, thread_map
 from spalm.neighbours.partitions import Partitions, learn_partitions, partition_size
 from spalm.neighbours.recall import HALF_PRECISION, Tolerance
-from spalm.neighbours.scratch_files import boot_id, check_disk_space, map_array
+from spalm.neighbours.scratch_files import boot_id, check_disk_space, map_array, release
 from spalm.neighbours.table import id_dtype
 from spalm.neighbours.vectors import Vectors, key_type
 from spalm.settings import Seed
+
+_WRITTEN, _FILLED = 1 << 12, 1 << 16
+"""Rows of a table that are written together: anywhere in it, and one after another."""
+_SMALL_TABLE = 32 << 20
+"""Bytes of a table whose pages may stay in RAM while it is written."""
 
 
 class NeighbourSettings(Exclusion):
@@ -58,7 +63,7 @@ class SplitNeighbours:
     plan: JoinPlan
     """Plan by which the join has searched."""
     recall: float
-    """Recall, measured on a sample of the positions."""
+    """Recall, measured on a sample of the positions by which the join was not tuned."""
     judged: int
     """Number of positions in the sample."""
 
@@ -194,15 +199,15 @@ class BulkJoin:
                 dtype=key_type(self.entries),
             )
             task = inputs.task(count, exclusion, tolerance)
-            sample = RecallSample.of(task, self.settings.seed, parallel)
-            plan, blocks = self._plan(name, task, sample)
+            tuning, judging = RecallSample.of(task, self.settings.seed, parallel).split()
+            plan, blocks = self._plan(name, task, tuning)
         table = _TableFiles(self.folder, name, positions, count, id_dtype(last_id))
         table.make()
         release_freed_memory()
         self._fill_table(JoinJob(inputs, plan, exclusion), table, blocks)
         ids, distances = table.open()
-        judged = inputs.queries.positions(sample.rows)
-        return SplitNeighbours(ids, distances, plan, sample.recall(distances[judged]), len(judged))
+        judged = inputs.queries.positions(judging.rows)
+        return SplitNeighbours(ids, distances, plan, judging.recall(distances[judged]), len(judged))
 
     def _plan(self, name: str, task: JoinTask, sample: RecallSample) -> tuple[JoinPlan, list[JobPart]]:
         """Returns the plan and the blocks of queries: decided once, so that a resumed run is the same run."""
@@ -212,12 +217,22 @@ class BulkJoin:
             if tuned.recall < self.settings.recall:
                 wanted = self.settings.recall
                 say(f"{name}: a recall of {wanted} is out of reach, {tuned.recall:.3f} is what can be had")
+            self._announce_plan(name, task, tuned)
             fitting = self.budget.queries(self.partitions.space.width, tuned.plan.kept, tuned.visits)
             fair = max(1000, math.ceil(task.queries.count / (2 * self.slots)))
             blocks = chunks(0, len(task.queries.vectors), min(fitting, fair))
             write_json(path, {"plan": asdict(tuned.plan), "blocks": blocks})
         stored = read_json(path, _StoredPlan, remedy="give --restart to begin again")
         return stored.plan, [JobPart(number, *block) for number, block in enumerate(stored.blocks)]
+
+    def _announce_plan(self, name: str, task: JoinTask, tuned: TunedPlan) -> None:
+        """Prints how long the join itself is expected to take by its plan."""
+        width, partitions = self.partitions.space.width, len(self.partitions)
+        scanned = len(task.keys) / partitions * (1 + tuned.visits)
+        fetched = tuned.plan.kept * self.entries.width
+        seconds = plan_seconds(task.queries.count, scanned + tuned.plan.near, width, fetched=fetched) / self.slots
+        others = f"{tuned.visits:.1f} of {partitions:,} partitions besides its own"
+        say(f"{name}: each is compared with {others}; about {format_seconds(seconds)}")
 
     def _fill_table(self, job: JoinJob, table: "_TableFiles", blocks: list[JobPart]) -> None:
         """Has the engine do the blocks that are left, and writes each into the table."""
@@ -261,8 +276,13 @@ class _TableFiles:
 
     def write(self, positions: Int[np.ndarray, "queries"], found: NearestEntries) -> None:
         """Writes the neighbours of these positions."""
-        ids, distances = self.open("r+")
-        ids[positions], distances[positions] = found.ids, found.distances
+        arrays = self.open("r+")
+        # A row may lie anywhere: each may bring a page of each file into RAM.
+        for first, last in chunks(0, len(positions), _WRITTEN):
+            for array, rows in zip(arrays, (found.ids, found.distances)):
+                array[positions[first:last]] = rows[first:last]
+            if sum(array.nbytes for array in arrays) > _SMALL_TABLE:
+                release(*arrays)
 
     def _files(self) -> list[tuple[Path, str, float]]:
         """Returns path, type, and the value that means no neighbour, of each file."""
@@ -276,7 +296,10 @@ class _TableFiles:
         for path, dtype, nothing in self._files():
             if not path.exists():
                 with replacing(path, sync=False) as unfinished:
-                    map_array(unfinished, dtype, (self.positions, self.count), mode="r+")[:] = nothing
+                    table = map_array(unfinished, dtype, (self.positions, self.count), mode="r+")
+                    for first, last in chunks(0, self.positions, _FILLED):
+                        table[first:last] = nothing
+                        release(table)
 
     def sync(self) -> None:
         """Waits until the files are on disk."""

@@ -7,9 +7,12 @@ import torch
 
 from spalm.compute import Engine, half_of_machine_ram
 from spalm.errors import InputError
+from spalm.neighbours.bfloat16 import HAS_BFLOAT16
 
-_LEAST_RAM = 512 << 20
-"""Bytes of RAM that each worker needs at least."""
+_LIBRARIES, _THREAD = 512 << 20, 256 << 20
+"""Bytes of RAM that the libraries take, with pages of the given vectors, and that each thread needs at least."""
+_PROCESS = 512 << 20
+"""Bytes of RAM that each worker needs at least where workers are processes."""
 _MOST_QUERIES = 250_000
 """Largest number of queries in a block: more of them share a visit to a partition, but more are lost by a kill."""
 GFLOPS = 97.0
@@ -20,6 +23,10 @@ _PRODUCTS = 0.5
 """Share of a query's time that gets shorter with faster matrix products."""
 _NEIGHBOURS, _MORE_NEIGHBOURS = 4, 0.25
 """Number of neighbours with which the constants were measured, and the exponent by which the work grows with more."""
+_BFLOAT16 = 2.6
+"""Speed of the join's products in bfloat16, with all that is done with the scores, in `gflops_of_a_core`."""
+_SECONDS_OF_A_QUERY, _SECONDS_OF_A_NUMBER = 4e-6, 4e-10
+"""Time of a core for a query besides the products, and for a number of a whole key that is fetched."""
 GROWTH = 0.15
 """Exponent by which the work of a query grows with the number of keys."""
 
@@ -39,11 +46,13 @@ class RamBudget:
     def of(cls, ram: int | None, engine: Engine) -> "RamBudget":
         """Returns the budget of `ram` bytes (default: half of this machine's), for as many workers as can share it."""
         ram = half_of_machine_ram() if ram is None else ram
-        workers = engine.cores if engine.requested_threads == engine.cores else min(engine.cores, ram // _LEAST_RAM)
-        return cls(ram, max(1, workers), processes=engine.separate_processes)
+        processes = engine.separate_processes
+        fitting = ram // _PROCESS if processes else (ram - _LIBRARIES) // _THREAD
+        workers = engine.cores if engine.requested_threads == engine.cores else min(engine.cores, fitting)
+        return cls(ram, max(1, workers), processes=processes)
 
     def __post_init__(self) -> None:
-        least = _LEAST_RAM * self.workers
+        least = _PROCESS * self.workers if self.processes else _LIBRARIES + _THREAD * self.workers
         if self.ram < least:
             raise InputError(
                 f"--ram {self.ram >> 20}M is too little for {self.workers} worker(s); give at least {least >> 20}M, "
@@ -53,7 +62,7 @@ class RamBudget:
     @property
     def _usable(self) -> int:
         """Bytes that are left beside the libraries."""
-        return self.ram - (448 << 20)
+        return self.ram - (448 << 20 if self.processes else _LIBRARIES)
 
     @property
     def room(self) -> int:
@@ -69,9 +78,9 @@ class RamBudget:
         """Returns how many rows are moved to their partitions at a time: more of them make longer writes."""
         return max(4096, min(1 << 21, self._usable // 8 // (key_bytes + 64)))
 
-    def points(self, scan_width: int) -> int:
-        """Returns the most sampled keys from which partitions may be learned."""
-        return max(1 << 16, self.ram // 4 // (4 * scan_width))
+    def points(self, width: int) -> int:
+        """Returns the most sampled keys from which the scan space and the partitions may be learned."""
+        return max(4096, self._usable // 6 // (4 * width))
 
 
 @dataclass(frozen=True)
@@ -112,6 +121,15 @@ class JoinEstimate:
         # Whole keys, half as many dimensions for the scan, twice while they are ordered; labels, documents, norms.
         vectors = (load.keys + load.others) * ((load.key_bytes + 2) * load.width + 32)
         return cls(seconds, vectors + load.table_bytes)
+
+
+def plan_seconds(queries: int, scanned: float, width: int, *, fetched: int) -> float:
+    """Returns the time of one core like this one for a tuned join, which is known better than what is announced before.
+
+    A query scans this many keys of `width` dimensions, and `fetched` numbers of whole keys are fetched for it.
+    """
+    rate = gflops_of_a_core() * 1e9 * (_BFLOAT16 if HAS_BFLOAT16 else 1)
+    return queries * (_SECONDS_OF_A_QUERY + 2 * scanned * width / rate + _SECONDS_OF_A_NUMBER * fetched)
 
 
 def core_seconds(keys: float, queries: float, width: int, *, recall: float) -> float:

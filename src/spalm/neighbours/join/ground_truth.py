@@ -2,20 +2,24 @@
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
+from torch import Tensor
 
 from spalm.memory import MISSING
 from spalm.neighbours.exact import exact_search
-from spalm.neighbours.join.join import Join
-from spalm.neighbours.kernels import scores_above
+from spalm.neighbours.join.join import Join, Visits
+from spalm.neighbours.kernels import counting_sort_order
 from spalm.neighbours.parallel import ParallelMap, chunks
+from spalm.neighbours.topk import TopK
 
-_ROUNDING = 2e-3
-"""Relative error allowed for squared lengths in half precision."""
-_PARTITIONS = 64
-"""Partitions of one thread's task."""
-_WHOLE = 1024
-"""Whole keys that are compared at a time."""
+_ROUNDING = 2.0**-8
+"""Error allowed for a distance, as a share of the lengths that are rounded to bfloat16."""
+_QUERIES = 512
+"""Queries of one thread's task."""
+_PARTITIONS = 1024
+"""Partitions whose borders are looked at together."""
+_CANDIDATES, _MORE = 4, 4
+"""Candidates for each neighbour for which there is room at first, and the factor by which that grows if need be."""
 _DIRECT = "donot_use_mm_for_euclid_dist"
 """Mode in which torch.cdist computes distances from differences instead of products."""
 
@@ -33,66 +37,73 @@ def exact_neighbours(
     for the few keys that are not in the partition nearest to them, because only those of BEAM groups were compared.
     """
     count = join.plan.neighbours
-    queries, exclusion = join.queries.vectors, join.queries.exclusion(rows, join.exclusion)
     true, distances = np.full((len(rows), count), MISSING, np.int64), np.full((len(rows), count), np.inf, np.float32)
     scan_ranks = np.zeros((len(rows), count), np.int64)
-    whole = queries.take(rows).astype(np.float32)
     known = np.flatnonzero(np.isfinite(within))
     if len(known) < len(rows):
         unknown = np.flatnonzero(np.isinf(within))
         true[unknown], distances[unknown] = exact_search(
-            whole[unknown], join.keys, count, parallel=parallel, exclusion=exclusion[unknown]
+            join.queries.vectors.take(rows[unknown]).astype(np.float32),
+            join.keys,
+            count,
+            parallel=parallel,
+            exclusion=join.queries.exclusion(rows[unknown], join.exclusion),
         )
 
-    scan, own = queries.scan(rows), queries.partition_of(rows)
-    own_centres = join.centres[own]
-    squares = scan.square().sum(1)
-    # In half precision, a key that seems a little further than `within` may in truth be nearer.
-    furthest = torch.from_numpy(within * (1 + _ROUNDING)) + _ROUNDING * squares
-    thresholds = ((squares - furthest) / 2).numpy()
-    to_own = (scan - own_centres).square().sum(1)
+    def search(task: tuple[int, int]) -> None:
+        """Finds the neighbours of some of the queries."""
+        some = known[slice(*task)]
+        vectors = join.queries.vectors.scan(rows[some])
+        visits, furthest = _borders_crossed(join, vectors, rows[some], within=torch.from_numpy(within[some]))
+        left, room = np.arange(len(some)), _CANDIDATES * count
+        while len(left):
+            best = TopK(join.queries.exclusion(rows[some[left]], join.exclusion), room)
+            best.scores[:] = furthest[left, None]
+            join.visit(vectors[left], best, _of_queries(visits, left))
+            fits = best.rows[:, -1] == MISSING
+            where, candidates = some[left[fits]], best.rows[fits]
+            whole = join.queries.vectors.take(rows[where]).astype(np.float32)
+            gaps = join.keys.squared_distances(whole, candidates)
+            order = np.argsort(gaps, axis=1, kind="stable")[:, :count]
+            true[where] = np.take_along_axis(candidates, order, 1)
+            distances[where] = np.take_along_axis(gaps, order, 1)
+            scan_ranks[where] = order
+            left, room = left[~fits], room * _MORE
 
-    def may_find(first: int, last: int) -> Bool[np.ndarray, "n partitions"]:
-        """Returns whether each query's borders to partitions [first, last) lie near enough."""
-        centres = join.centres[first:last]
-        # Not from products of vectors, which give centres that nearly coincide a distance of zero.
-        to_others, apart = (torch.cdist(points, centres, compute_mode=_DIRECT) for points in (scan, own_centres))
-        too_far = to_others.square() - to_own[:, None] > 2 * apart * furthest.sqrt()[:, None]
-        return ~too_far.numpy() | (own[:, None] == np.arange(first, last))
-
-    def search(task: tuple[int, int]) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Returns query, row, squared distance and score of the keys in a task's partitions that pass both bounds."""
-        near_enough = may_find(*task)[known]
-        parts = [(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.float32))]
-        for partition in range(*task):
-            place = slice(*join.keys.starts[partition : partition + 2].tolist())
-            near_by = known[near_enough[:, partition - task[0]]]
-            products = scan[near_by] @ join.keys.scan(place).T
-            half_norms = join.keys.half_norms[place].numpy()
-            query, row = scores_above(products.numpy(), half_norms, thresholds[near_by])
-            parts.append((near_by[query], row + place.start, products.numpy()[query, row] - half_norms[row]))
-        query, row, score = map(np.concatenate, zip(*parts))
-        allowed = ~exclusion.forbids(query, join.keys.label_of[row], join.keys.document_of[row])
-        query, row, score = query[allowed], row[allowed], score[allowed]
-        gaps = [
-            join.keys.squared_distances(whole[query[first:last]], row[first:last, None])[:, 0]
-            for first, last in chunks(0, len(row), _WHOLE)
-        ]
-        return query, row, np.concatenate([np.zeros(0, np.float32), *gaps]), score
-
-    found = parallel(search, chunks(0, len(join.centres), _PARTITIONS))
-    query, row, gap, score = map(np.concatenate, zip(*found))
-    scan_rank = _ranks(query, -score, row)
-    rank = _ranks(query, gap, row)
-    kept = rank < count
-    where = query[kept], rank[kept]
-    true[where], distances[where], scan_ranks[where] = row[kept], gap[kept], scan_rank[kept]
+    parallel(search, chunks(0, len(known), _QUERIES))
     return true, distances, scan_ranks
 
 
-def _ranks(query: Int[np.ndarray, "n"], by: Float[np.ndarray, "n"], row: Int[np.ndarray, "n"]) -> Int[np.ndarray, "n"]:
-    """Returns the rank of each key among those of the same query, in rising order of `by`."""
-    order = np.lexsort((row, by, query))
-    ranks = np.empty(len(query), np.int64)
-    ranks[order] = np.arange(len(query)) - np.searchsorted(query[order], query[order])
-    return ranks
+def _borders_crossed(
+    join: Join, vectors: Float[Tensor, "n width"], rows: Int[np.ndarray, "n"], *, within: Float[Tensor, "n"]
+) -> tuple[Visits, Float[np.ndarray, "n"]]:
+    """Returns the partitions that may hold a key within these squared distances, and the lowest score of such keys."""
+    own = join.queries.vectors.partition_of(rows)
+    own_centres = join.centres[own]
+    to_own = (vectors - own_centres).square().sum(1)
+    # Rounded, a key that seems a little further than `within` may in truth be nearer.
+    furthest = (1 + _ROUNDING) * within.sqrt() + _ROUNDING * to_own.sqrt()
+    longest = to_own.sqrt()
+    parts = []
+    for first, last in chunks(0, len(join.centres), _PARTITIONS):
+        centres = join.centres[first:last]
+        # Not from products of vectors, which give centres that nearly coincide a distance of zero.
+        to_others, apart = (torch.cdist(points, centres, compute_mode=_DIRECT) for points in (vectors, own_centres))
+        too_far = to_others.square() - to_own[:, None] > 2 * apart * furthest[:, None]
+        crossed = ~too_far | (torch.from_numpy(own)[:, None] == torch.arange(first, last))
+        longest = torch.maximum(longest, torch.where(crossed, to_others, 0).amax(1))
+        query, partition = crossed.nonzero(as_tuple=True)
+        parts.append((query.numpy().astype(np.int32), (partition + first).numpy().astype(np.int32)))
+    query, partition = map(np.concatenate, zip(*parts))
+    order = counting_sort_order(partition, len(join.centres))
+    visits = Visits(query[order], partition[order], np.zeros(len(order), np.float32))
+    score = -(furthest + _ROUNDING * longest).square() / 2
+    return visits, np.nextafter(score.numpy(), np.float32(-np.inf))
+
+
+def _of_queries(visits: Visits, queries: Int[np.ndarray, "some"]) -> Visits:
+    """Returns the visits of some queries, which are numbered anew."""
+    number = np.full(visits.query.max(initial=-1) + 1, -1, np.int32)
+    number[queries] = np.arange(len(queries))
+    found = visits[number[visits.query] >= 0]
+    return Visits(number[found.query], found.partition, found.margin)

@@ -7,11 +7,12 @@ partition g at a distance m, the margin:
 
 Nothing beyond a border with m >= r can be nearer. In many dimensions little beyond m = r / 3 is, so a query visits the
 partitions with m <= reach * r, where `reach` is tuned to the recall that is asked for. Queries in the middle of a
-dense partition visit no other, some visit dozens. All visits to a partition are one dense product, and one compiled
-pass compares each score with the worst that its query has kept so far.
+dense partition visit no other, some visit dozens. All visits to a partition are one dense product in bfloat16, of
+vectors relative to the partition's centre, whose scores are compared with the worst that their query has kept so far
+before they leave the registers. Whole keys decide among the best.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -23,15 +24,18 @@ from torch import Tensor
 from spalm.memory import MISSING
 from spalm.neighbours.exclusion import Exclusion, QueryExclusion
 from spalm.neighbours.join.layout import PartitionedVectors
+from spalm.neighbours.join.visit_kernel import visit_partitions
 from spalm.neighbours.kernels import borders_within, counting_sort_order
 from spalm.neighbours.parallel import chunks
 from spalm.neighbours.recall import HALF_PRECISION, Tolerance
 from spalm.neighbours.topk import TopK
 
-_COMPARED = 1 << 14
+_COMPARED = 1 << 12
 """Queries whose candidates are compared by whole keys at a time."""
-_SCORES = 1 << 18
-"""Scores that are held at a time: few enough to be in the cache when they are compared."""
+_MARGINS = 1 << 18
+"""Margins that are held at a time: few enough to be in the cache when they are compared."""
+_VISITED = 8 << 20
+"""Bytes of partitions that are visited between two counts of what was read."""
 FIRST_REACH = 0.1
 """Reach of a first round: the neighbours found in it make r smaller, so that the second round crosses fewer borders."""
 _VISITS_WITHOUT_RADIUS = 16
@@ -139,7 +143,7 @@ class Join:
         """Returns the neighbours of the queries in these rows, which must rise."""
         vectors, best = self.queries.vectors.scan(rows), self.new_topk(rows)
         visits = self.first_round(rows, vectors, best)
-        self._visit(vectors, best, visits[visits.within(self.plan.reach * self.radius(rows, best))])
+        self.visit(vectors, best, visits[visits.within(self.plan.reach * self.radius(best))])
         return self._compare_whole_keys(rows, best)
 
     def new_topk(self, rows: Int[np.ndarray, "queries"]) -> TopK:
@@ -153,24 +157,23 @@ class Join:
 
         Returns the borders within reach that were not crossed yet.
         """
-        own = self.queries.vectors.partition_of(rows)
-        self._visit(vectors, best, Visits(np.arange(len(own), dtype=np.int32), own, np.zeros(len(own), np.float32)))
-        visits, first = self._borders(own, vectors, self.radius(rows, best))
+        own = self.queries.vectors.partition_of(rows).astype(np.int32)
+        self.visit(vectors, best, Visits(np.arange(len(own), dtype=np.int32), own, np.zeros(len(own), np.float32)))
+        visits, first = self._borders(own, vectors, self.radius(best))
         crossed = visits.within(first)
-        self._visit(vectors, best, visits[crossed])
+        self.visit(vectors, best, visits[crossed])
         return visits[~crossed]
 
-    def radius(self, rows: Int[np.ndarray, "queries"], best: TopK) -> Float[Tensor, "queries"]:
+    def radius(self, best: TopK) -> Float[Tensor, "queries"]:
         """Returns the distance of each query's K-th neighbour so far, infinite where there are fewer."""
         kth = torch.from_numpy(best.scores[:, min(self.plan.neighbours, best.count) - 1])
-        half_norms = self.queries.vectors.half_norms[torch.from_numpy(rows)]
-        return (2 * (half_norms - kth)).clamp_min_(0).sqrt_()
+        return (-2 * kth).clamp_min_(0).sqrt_()
 
     def _borders(self, own, vectors, radius: Float[Tensor, "queries"]) -> tuple[Visits, Float[Tensor, "queries"]]:
         """Returns the borders within reach, and the margins up to which each query crosses them in the first round."""
         limits, first = self.plan.reach * radius, min(FIRST_REACH, self.plan.reach) * radius
         parts = [(np.zeros(0, np.int32), np.zeros(0, np.int32), np.zeros(0, np.float32))]
-        for partition, begin, end in _runs(own, lambda _: _SCORES // max(1, self.near.shape[1])):
+        for partition, begin, end in _runs(own, _MARGINS // max(1, self.near.shape[1])):
             margins = self.margins(vectors[begin:end], partition)
             short = torch.isinf(limits[begin:end])
             if short.any() and margins.shape[1]:
@@ -188,21 +191,36 @@ class Join:
         offsets = (self.half_norms[near] - self.half_norms[partition]) / lengths
         return torch.addmm(offsets, vectors, (ways / lengths[:, None]).T, alpha=-1)
 
-    def _visit(self, vectors, best: TopK, visits: Visits) -> None:
+    def visit(self, vectors: Float[Tensor, "queries width"], best: TopK, visits: Visits) -> None:
         """Scores the keys of the visited partitions."""
-        sizes = np.diff(self.keys.starts)
-        for partition, begin, end in _runs(visits.partition, lambda number: _SCORES // max(1, int(sizes[number]))):
-            place = slice(*self.keys.starts[partition : partition + 2].tolist())
-            query = visits.query[begin:end]
-            products = vectors.index_select(0, torch.from_numpy(query)) @ self.keys.scan(place).T
-            best.push(
-                query,
-                products,
-                place.start,
-                half_norms=self.keys.half_norms[place],
-                labels=self.keys.label_of[place],
-                documents=self.keys.document_of[place],
+        exclusion, keys = best.exclusion, self.keys
+        for first, last in self._visited_together(visits.partition):
+            visit_partitions(
+                vectors.numpy(),
+                visits.query[first:last],
+                visits.partition[first:last],
+                keys.partitions.centres,
+                keys.starts,
+                keys.pairs,
+                keys.half_norms,
+                keys.label_of,
+                keys.document_of,
+                exclusion.own_ids,
+                exclusion.own_documents,
+                exclusion.rule.window,
+                exclusion.rule.document,
+                best.scores,
+                best.rows,
             )
+
+    def _visited_together(self, partition: Int[np.ndarray, "n"]) -> Iterator[tuple[int, int]]:
+        """Yields ranges of visits to whole partitions, whose keys are not too many bytes."""
+        borders = np.flatnonzero(np.diff(partition, prepend=-1, append=-1))
+        sizes = np.diff(self.keys.starts)[partition[borders[:-1]]]
+        together = np.cumsum(sizes) // max(1, _VISITED // self.keys.scan_bytes)
+        for first, last in pairwise([*np.flatnonzero(np.diff(together, prepend=-1)).tolist(), len(sizes)]):
+            self.keys.will_scan(int(sizes[first:last].sum()))
+            yield int(borders[first]), int(borders[last])
 
     def _compare_whole_keys(self, rows, best: TopK) -> NearestEntries:
         """Returns the K nearest of the candidates, by distances between whole keys."""
@@ -218,10 +236,10 @@ class Join:
         return NearestEntries(ids, distances)
 
 
-def _runs(partition: Int[np.ndarray, "n"], at_once: Callable[[int], int]) -> Iterator[tuple[int, int, int]]:
-    """Yields (partition, begin, end) of every run of equal numbers, in pieces of at most `at_once(partition)`."""
+def _runs(partition: Int[np.ndarray, "n"], at_once: int) -> Iterator[tuple[int, int, int]]:
+    """Yields (partition, begin, end) of every run of equal numbers, in pieces of at most `at_once`."""
     borders = np.flatnonzero(np.diff(partition, prepend=-1, append=-1))
     for begin, end in pairwise(borders.tolist()):
         number = int(partition[begin])
-        for first, last in chunks(begin, end, max(1, at_once(number))):
+        for first, last in chunks(begin, end, max(1, at_once)):
             yield number, first, last

@@ -1,10 +1,10 @@
 """The partitioned layout: vectors on disk in the order of their partitions, so that a partition is one read.
 
     keys          float16 or float32, as the vectors are given
-    scan          float16, in the scan space of the partitions; only where that has fewer dimensions
+    scan          bfloat16, in the scan space, relative to the partition's centre; uint32 of two numbers
     labels        int64: the entry's id, or the query's position
     documents     int64: the document of the entry or query
-    half_norms    float32: |k|^2 / 2 in the scan space
+    half_norms    float32: |k|^2 / 2 of the vector in `scan`
     starts        int64: partition p is the rows from starts[p] to starts[p + 1]
 
 All of it is scratch: made for one join, removed after it. It survives a killed process but is not synced to disk, so
@@ -23,15 +23,22 @@ from torch import Tensor
 
 from spalm.compute import ProgressCallback
 from spalm.files import read_json, write_json
+from spalm.neighbours.bfloat16 import from_pairs
 from spalm.neighbours.join.assignment import AssignmentJob
 from spalm.neighbours.kernels import distances_to_rows, distances_to_single_rows
 from spalm.neighbours.parallel import ParallelMap, Workers, chunks
 from spalm.neighbours.partitions import Partitions
-from spalm.neighbours.scratch_files import allocate, boot_id, map_array, release
+from spalm.neighbours.scratch_files import allocate, boot_id, map_array, release, resident_file_bytes
 from spalm.neighbours.vectors import Vectors, key_type
 
-_TASK = 1 << 14
-"""Rows that one thread moves at a time."""
+_TASK = 1 << 13
+"""Rows that one thread moves, or converts, at a time."""
+_FETCHED, _AROUND = 1 << 10, 64 << 10
+"""Whole keys that are fetched from anywhere at a time, and the bytes that the system may map for each."""
+_LAYOUT = 2
+"""Version of the layout: what a run of an earlier one has left unfinished is made again."""
+_LOOKED_AFTER = 2 << 20
+"""Bytes that are read before it is looked how many pages of mapped files are in RAM."""
 
 
 class PartitionedVectors:
@@ -39,22 +46,22 @@ class PartitionedVectors:
 
     def __init__(self, directory: Path, partitions: Partitions, width: int, *, dtype: str = "<f2", room: int = 1 << 30):
         self.partitions = partitions
-        self._room, self._touched = room, 0
+        self._room, self._touched, self._before = room, 0, resident_file_bytes()
         self.starts = np.fromfile(directory / "starts", "<i8")
         count = int(self.starts[-1])
         self.width = width
-        reduced = partitions.space.reduced
-        self._key_bytes = width * np.dtype(dtype).itemsize
+        pairs = -(-partitions.space.width // 2)
+        self._key_bytes, self.scan_bytes = width * np.dtype(dtype).itemsize, 4 * pairs
         self._mapped = {
             "keys": map_array(directory / "keys", dtype, (count, width)),
             "labels": map_array(directory / "labels", "<i8", (count,)),
             "documents": map_array(directory / "documents", "<i8", (count,)),
             "half_norms": map_array(directory / "half_norms", "<f4", (count,)),
-            "scan": map_array(directory / "scan", "<f2", (count, partitions.space.width)) if reduced else np.zeros(0),
+            "scan": map_array(directory / "scan", "<u4", (count, pairs)),
         }
         # Plain views: a slice of a np.memmap costs ten times that of an array.
-        self.whole, self.label_of, self.document_of, half_norms, self._scan = map(np.asarray, self._mapped.values())
-        self.half_norms = torch.from_numpy(half_norms)
+        arrays = map(np.asarray, self._mapped.values())
+        self.whole, self.label_of, self.document_of, self.half_norms, self.pairs = arrays
 
     def __len__(self) -> int:
         return len(self.whole)
@@ -73,12 +80,14 @@ class PartitionedVectors:
         self, vectors: Float[np.ndarray, "n width"], rows: Int[np.ndarray, "n count"]
     ) -> Float[np.ndarray, "n count"]:
         """Returns squared distances of vectors to the whole keys of their rows; infinite where a row is MISSING."""
-        self._touch(np.size(rows), self._key_bytes)
         found = np.empty(rows.shape, np.float32)
-        if self.whole.dtype == np.float32:
-            distances_to_single_rows(self.whole, rows, vectors, found)
-        else:
-            distances_to_rows(self.whole.view(np.uint16), rows, vectors, found)
+        for first, last in chunks(0, len(rows), max(1, _FETCHED // max(1, rows.shape[1]))):
+            self._touch((last - first) * rows.shape[1], _AROUND)
+            part = rows[first:last], vectors[first:last], found[first:last]
+            if self.whole.dtype == np.float32:
+                distances_to_single_rows(self.whole, *part)
+            else:
+                distances_to_rows(self.whole.view(np.uint16), *part)
         return found
 
     def labels(self, start: int, stop: int) -> Int[np.ndarray, "rows"]:
@@ -93,21 +102,34 @@ class PartitionedVectors:
         """Returns the partition of each row."""
         return np.searchsorted(self.starts, rows, side="right") - 1
 
-    def scan(self, rows: slice | np.ndarray) -> Float[Tensor, "rows width"]:
-        """Returns rows in the scan space, in single precision."""
-        count = rows.stop - rows.start if isinstance(rows, slice) else len(rows)
-        reduced = self.partitions.space.reduced
-        self._touch(count, 2 * self.partitions.space.width if reduced else self._key_bytes)
-        if not reduced:
-            return self.partitions.space.project(self.whole[rows])
-        return torch.from_numpy(self._scan[rows]).float()
+    def will_scan(self, rows: int) -> None:
+        """Counts rows of `pairs` that are about to be read."""
+        self._touch(rows, self.scan_bytes)
+
+    def relative(self, rows: slice | np.ndarray) -> Float[Tensor, "rows width"]:
+        """Returns rows in the scan space, relative to their partitions' centres and in single precision."""
+        self._touch(rows.stop - rows.start if isinstance(rows, slice) else len(rows), self.scan_bytes)
+        return from_pairs(self.pairs[rows], self.partitions.space.width)
+
+    def scan(self, rows: Int[np.ndarray, "rows"]) -> Float[Tensor, "rows width"]:
+        """Returns rows in the scan space, in single precision; they are as exact as bfloat16 is near the centres."""
+        found = torch.empty(len(rows), self.partitions.space.width)
+        centres, own = torch.from_numpy(self.partitions.centres), torch.from_numpy(self.partition_of(rows))
+        for first, last in chunks(0, len(rows), _TASK):  # of the whole, there is room for one copy only
+            found[first:last] = self.relative(rows[first:last])
+            found[first:last] += centres.index_select(0, own[first:last])
+        return found
 
     def _touch(self, rows: int, row_bytes: int) -> None:
-        """Counts the bytes that are read, and releases the mapped pages when they may have become too many."""
+        """Counts the bytes that are read, and releases the mapped pages when they have become too many.
+
+        The system maps more than is read: the pages around one, too. So it is asked how many there are.
+        """
         self._touched += rows * row_bytes
-        if self._touched > self._room:
-            release(*self._mapped.values())
+        if self._touched > min(_LOOKED_AFTER, self._room):
             self._touched = 0
+            if resident_file_bytes() - self._before > self._room:
+                release(*self._mapped.values())
 
 
 def partition_on_disk(
@@ -146,13 +168,13 @@ class _MoveState:
     def __init__(self, path: Path):
         self._path = path
         found = read_json(path, dict, remedy="give --restart to begin again") if path.exists() else {}
-        if found.get("boot") != boot_id():
+        if (found.get("boot"), found.get("layout")) != (boot_id(), _LAYOUT):
             found = {}
         self.fresh, self.moved = not found, found.get("moved", 0)
 
     def save(self) -> None:
         """Writes the state to its file."""
-        write_json(self._path, {"moved": self.moved, "boot": boot_id()})
+        write_json(self._path, {"moved": self.moved, "boot": boot_id(), "layout": _LAYOUT})
 
 
 class _RowMover:
@@ -179,8 +201,7 @@ class _RowMover:
             self._write("half_norms", rows.half_norms, order, target=target)
             self._write("labels", self.vectors.labels(start, stop), order, target=target)
             self._write("documents", self.vectors.documents(start, stop), order, target=target)
-            if self.partitions.space.reduced:
-                self._write("scan", rows.scan, order, target=target)
+            self._write("scan", rows.scan, order, target=target)
             state.moved = stop
             state.save()
             progress(stop - start)

@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass, replace
 
 import numpy as np
+import torch
 from jaxtyping import Bool, Float, Int
 
 from spalm.memory import MISSING
@@ -13,15 +14,17 @@ from spalm.neighbours.parallel import ParallelMap
 from spalm.neighbours.partitions import NEAR
 from spalm.neighbours.recall import Tolerance, recall_at_k
 
-SAMPLE = 2048
-"""Number of queries in the sample: with K = 4 a recall of 0.95 is known to about a third of a percent."""
+TUNED_ON, JUDGED_ON = 2048, 1024
+"""Numbers of queries by which the join is tuned, and of others by which it is judged afterwards."""
+SAMPLE = TUNED_ON + JUDGED_ON
+"""Number of queries that are searched exactly."""
 _KEPT = (1, 1.5, 2, 3, 4, 6, 8, 12, 16)
-"""Candidates compared by whole keys, in multiples of K, where the scan has fewer dimensions."""
+"""Candidates compared by whole keys, in multiples of K."""
 _NEAR = (32, 64, 128, NEAR)
 """Numbers of near partitions that are tried."""
 _FURTHER = 1.1
 """Factor by which the reach grows if the recall on the sample is lower than predicted."""
-_FETCHING = 16
+_FETCHING = 64
 """Cost of a dimension of a whole key, in dimensions of a scanned key: whole keys are fetched from all over the file."""
 
 
@@ -48,6 +51,19 @@ class RecallSample:
         join = Join(task, JoinPlan(task.neighbours, task.neighbours, NEAR, FIRST_REACH))
         within = join.neighbours_of(rows).distances[:, -1]
         return cls(rows, *exact_neighbours(join, rows, within, parallel=parallel), task.tolerance)
+
+    def split(self) -> tuple["RecallSample", "RecallSample"]:
+        """Returns the queries by which the join is tuned, and those by which it is judged: a third, and at least one.
+
+        A single query has to do for both.
+        """
+        judged = np.arange(len(self.rows)) % (SAMPLE // JUDGED_ON) == 0
+        return (self[~judged], self[judged]) if len(self.rows) > 1 else (self, self)
+
+    def __getitem__(self, which: Bool[np.ndarray, "sample"]) -> "RecallSample":
+        return RecallSample(
+            self.rows[which], self.true[which], self.distances[which], self.scan_ranks[which], self.tolerance
+        )
 
     def recall(self, distances: Float[np.ndarray, "sample neighbours"]) -> float:
         """Returns the recall of neighbours at these squared distances; 1 if there is nothing to find."""
@@ -86,14 +102,14 @@ def tune_join(task: JoinTask, sample: RecallSample, target: float) -> TunedPlan:
     places = _Places.of(task, sample)
     near = next((near for near in _NEAR if _share(places.rank[exist], near) >= 1 - (1 - target) / 4), NEAR)
     plans, costs = [], []
-    for factor in _KEPT if keys.partitions.space.reduced else (1,):
+    for factor in _KEPT:
         kept = math.ceil(factor * task.neighbours)
         findable = exist & (places.rank < near) & (sample.scan_ranks < kept)
         reach = _reach(np.where(findable, places.ratio, np.inf), exist, target)
         plans.append(JoinPlan(task.neighbours, kept, near, reach))
         scanned = len(keys) / len(keys.partitions) * (1 + places.visits(near, reach)) * keys.partitions.space.width
         out_of_reach = findable.sum() < target * exist.sum()
-        costs.append((out_of_reach, scanned + _FETCHING * kept * keys.width * keys.partitions.space.reduced))
+        costs.append((out_of_reach, scanned + _FETCHING * kept * keys.width))
     plan = plans[costs.index(min(costs))]
     while True:
         found = sample.recall(Join(task, plan).neighbours_of(sample.rows).distances)
@@ -139,20 +155,22 @@ class _Places:
         own = queries.partition_of(sample.rows)
         vectors, best = queries.scan(sample.rows), join.new_topk(sample.rows)
         waiting = join.first_round(sample.rows, vectors, best)
-        not_seen = set(zip(waiting.query.tolist(), waiting.partition.tolist()))
-        radius = join.radius(sample.rows, best).numpy().clip(1e-9)
+        radius = join.radius(best).numpy().clip(1e-9)
         places = task.keys.partition_of(sample.true.clip(0))
-        rank, ratio = np.full(places.shape, NEAR), np.ones(places.shape)
         borders = np.ones((len(own), join.near.shape[1]))
-        for query, partition in enumerate(own.tolist()):
-            borders[query] = join.margins(vectors[query : query + 1], partition)[0].numpy() / radius[query]
-            for neighbour, place in enumerate(places[query]):
-                known = np.flatnonzero(join.near[partition] == place)
-                if place == partition:
-                    rank[query, neighbour], ratio[query, neighbour] = -1, 0.0
-                elif len(known):
-                    rank[query, neighbour] = known[0]
-                    ratio[query, neighbour] = borders[query, known[0]] if (query, int(place)) in not_seen else 0.0
+        for partition in np.unique(own):
+            queries_there = np.flatnonzero(own == partition)
+            margins = join.margins(vectors[torch.from_numpy(queries_there)], int(partition)).numpy()
+            borders[queries_there] = margins / radius[queries_there, None]
+        rank, ratio = np.full(places.shape, NEAR), np.ones(places.shape)
+        waits = waiting.query.astype(np.int64) * len(join.centres) + waiting.partition
+        for neighbour, place in enumerate(places.T):
+            here = join.near[own] == place[:, None]
+            query, at = np.nonzero(here)
+            waiting_there = np.isin(query * len(join.centres) + place[query], waits)
+            rank[query, neighbour] = at
+            ratio[query, neighbour] = np.where(waiting_there, borders[query, at], 0.0)
+            rank[place == own, neighbour], ratio[place == own, neighbour] = -1, 0.0
         return cls(rank, ratio, borders)
 
     def visits(self, near: int, reach: float) -> float:
