@@ -62,7 +62,7 @@ class RamBudget:
     @property
     def _usable(self) -> int:
         """Bytes that are left beside the libraries."""
-        return self.ram - (448 << 20 if self.processes else _LIBRARIES)
+        return self.ram - _LIBRARIES
 
     @property
     def room(self) -> int:
