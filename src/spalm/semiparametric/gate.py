@@ -102,6 +102,8 @@ class ExtendedGateSettings(GateSettings):
     """As for the gate; on by default."""
     copying: Literal["none", "shared", "own"] = "own"
     """As for the gate; with weights of its own by default."""
+    copy_width: int = Field(default=32, ge=0)
+    """As for the gate; 32 by default."""
 
     def with_neighbours(self, count: int) -> GateSettings:
         """Returns them as settings of a gate, with a number of neighbours for where none is given."""
