@@ -5,6 +5,8 @@ What a model writes by itself, drawn from its own probabilities, is of all that 
 a memory can predict it better than the model does. So no other text is needed to learn to leave it alone.
 """
 
+from typing import Any
+
 import numpy as np
 import torch
 from jaxtyping import Float
@@ -55,7 +57,9 @@ def _write(
     batches = model if isinstance(model, BatchReader) else None
     if batches is not None:
         batches.reserve(lanes)
-    states = [model.empty_state(0, 0) for _ in range(1 if batches is None else lanes)]
+    states: list[Any] = [
+        model.empty_state(0, 0) for _ in range(1 if batches is None else lanes)
+    ]  # the model's own kind
     last, texts, hidden = torch.full((lanes,), start), [], []
     firsts = torch.randint(model.vocabulary, (lanes,), generator=random)
     for place in range(length):
