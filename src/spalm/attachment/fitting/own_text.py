@@ -59,7 +59,7 @@ def _write(
         batches.reserve(lanes)
     states: list[Any] = [
         model.empty_state(0, 0) for _ in range(1 if batches is None else lanes)
-    ]  # the model's own kind
+    ]  # of the model
     last, texts, hidden = torch.full((lanes,), start), [], []
     firsts = torch.randint(model.vocabulary, (lanes,), generator=random)
     for place in range(length):
