@@ -57,9 +57,7 @@ def _write(
     batches = model if isinstance(model, BatchReader) else None
     if batches is not None:
         batches.reserve(lanes)
-    states: list[Any] = [
-        model.empty_state(0, 0) for _ in range(1 if batches is None else lanes)
-    ]  # of the model
+    states: list[Any] = [model.empty_state(0, 0) for _ in range(1 if batches is None else lanes)]  # of the model
     last, texts, hidden = torch.full((lanes,), start), [], []
     firsts = torch.randint(model.vocabulary, (lanes,), generator=random)
     for place in range(length):
