@@ -21,6 +21,8 @@ TOPICS = list(pydoc_data.topics.topics.values())
 """Pages on the language that every Python brings along: real text, about 500,000 characters."""
 LEARNED, HELD_OUT = "".join(TOPICS[::2])[:150_000], "".join(TOPICS[1::2])[:16_000]
 STEPS, LANES, LENGTH = 120, 16, 48
+OWN_TEXT = 24_000
+"""Number of tokens that the model writes."""
 
 
 def train_on(folder: Path, text: str) -> None:
@@ -73,18 +75,19 @@ def change_of_real_text(attached: Attached) -> tuple[float, float]:
 
 @pytest.mark.slow
 def test_text_of_the_models_own_keeps_a_memory_of_nonsense_out_of_real_text(base, tmp_path):
-    """Measured: +109% without such text, +26% with it. That is not yet the 1% that is wanted (results/proof.md)."""
+    """Measured: +109% without such text, +0.65% with it (results/proof.md)."""
     texts = write_nonsense(tmp_path / "texts")
     settings = AttachSettings(context=64, stride=48, neighbours=32, positions=2000, memory="exact")
     found = {}
-    for own_text in (0, 2000):
+    for own_text in (0, OWN_TEXT):
         given = settings.model_copy(update={"own_text": own_text})
         attached = attach(str(base), [texts], tmp_path / str(own_text), settings=given, execution=ON_CPU)
         figures = attached.combiner_artifact.facts["figures"]["test"]
         assert figures["adaptive"] < 0.8 * figures["plain"], "it is still used where it helps"
         plain, found[own_text] = change_of_real_text(attached)
         assert plain < 60, "the model knows real text: of a vocabulary of 328"
-    assert found[2000] < 0.4 * found[0]
+    assert found[0] > 0.5, "without it a memory of nonsense does harm"
+    assert found[OWN_TEXT] < 0.01
 
 
 def test_text_that_the_model_writes_is_read_as_it_was_written(attached_folder):

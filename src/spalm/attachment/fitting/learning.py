@@ -18,9 +18,11 @@ from spalm.attachment.search_policy import SearchPolicy, learn_policy
 from spalm.attachment.settings import AttachSettings
 from spalm.console import bar
 from spalm.lm import LanguageModel
-from spalm.semiparametric import AdaptiveMixture, Gate, Knn, TrainingExamples, learn_mixture, tune_knn
+from spalm.semiparametric import AdaptiveMixture, AdaptiveSettings, Gate, Knn, TrainingExamples, learn_mixture, tune_knn
 from spalm.semiparametric.mixture.adaptive import calibrate
 
+_LEAST_STEPS = 1000
+"""Training steps of a mixture that also learns from the model's own text: keeping out of it takes longer to learn."""
 _UNSEARCHED_SHARE = 4
 """Number of training positions for each one that is also learned from without neighbours."""
 _BATCH = 2048
@@ -61,11 +63,12 @@ def fit_combiner(settings: AttachSettings, examples: ExampleSets, model: Languag
         calibrated_on = dev.concatenate(kept)
         if train.retrieved.matched is not None and examples.dev_past is not None:
             learned_from = learned_from.concatenate(_unsearched(train))
-        mixture = calibrate(learn_mixture(settings.adaptive, learned_from), calibrated_on)
+        adaptive = _with_enough_passes(settings, len(learned_from))
+        mixture = calibrate(learn_mixture(adaptive, learned_from), calibrated_on)
         if examples.dev_past is None:
             return FittedCombiner(mixture, {})
         ablations = {
-            name: calibrate(learn_mixture(settings.adaptive, keep(learned_from)), keep(calibrated_on))
+            name: calibrate(learn_mixture(adaptive, keep(learned_from)), keep(calibrated_on))
             for name, keep in ABLATIONS.items()
             if dev.retrieved.matched is not None
         }
@@ -82,6 +85,15 @@ def fit_combiner(settings: AttachSettings, examples: ExampleSets, model: Languag
         else None
     )
     return FittedCombiner(mixture, ablations, policy, knn, cache, gate)
+
+
+def _with_enough_passes(settings: AttachSettings, count: int) -> AdaptiveSettings:
+    """Returns the settings of the mixture, with more passes over `count` positions if there is text of the model's."""
+    adaptive = settings.adaptive
+    if not settings.own_text:
+        return adaptive
+    steps_of_pass = -(-count // adaptive.batch_size)
+    return adaptive.model_copy(update={"passes": max(adaptive.passes, -(-_LEAST_STEPS // steps_of_pass))})
 
 
 def _divided(examples: TrainingExamples) -> tuple[TrainingExamples, TrainingExamples]:
