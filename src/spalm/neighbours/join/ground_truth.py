@@ -18,8 +18,10 @@ _QUERIES = 512
 """Queries of one thread's task."""
 _PARTITIONS = 1024
 """Partitions whose borders are looked at together."""
-_CANDIDATES, _MORE = 4, 4
-"""Candidates for each neighbour for which there is room at first, and the factor by which that grows if need be."""
+_ROOMS = (4, 16)
+"""Numbers of candidates for each neighbour for which there is room, at first and for queries that have more. A query
+that has still more, as an outlier may, is compared with every key: candidates are kept in order, so a long list takes
+much longer."""
 _DIRECT = "donot_use_mm_for_euclid_dist"
 """Mode in which torch.cdist computes distances from differences instead of products."""
 
@@ -35,29 +37,21 @@ def exact_neighbours(
     Two bounds are used: nothing behind a border is nearer than the border, and no key is nearer than it is in the scan
     space, which has only some of the keys' axes. Keys that pass both are compared whole. The result is exact, except
     for the few keys that are not in the partition nearest to them, because only those of BEAM groups were compared.
+    Queries with too many such keys are compared with all keys; their ranks are those of the whole keys.
     """
     count = join.plan.neighbours
     true, distances = np.full((len(rows), count), MISSING, np.int64), np.full((len(rows), count), np.inf, np.float32)
-    scan_ranks = np.zeros((len(rows), count), np.int64)
-    known = np.flatnonzero(np.isfinite(within))
-    if len(known) < len(rows):
-        unknown = np.flatnonzero(np.isinf(within))
-        true[unknown], distances[unknown] = exact_search(
-            join.queries.vectors.take(rows[unknown]).astype(np.float32),
-            join.keys,
-            count,
-            parallel=parallel,
-            exclusion=join.queries.exclusion(rows[unknown], join.exclusion),
-        )
+    scan_ranks = np.broadcast_to(np.arange(count), (len(rows), count)).copy()  # where they are not counted
+    bounded = np.flatnonzero(np.isfinite(within))
 
-    def search(task: tuple[int, int]) -> None:
-        """Finds the neighbours of some of the queries."""
-        some = known[slice(*task)]
+    def search(task: tuple[int, int]) -> Int[np.ndarray, "left"]:
+        """Finds the neighbours of some of the queries; returns those that have too many candidates."""
+        some = bounded[slice(*task)]
         vectors = join.queries.vectors.scan(rows[some])
         visits, furthest = _borders_crossed(join, vectors, rows[some], within=torch.from_numpy(within[some]))
-        left, room = np.arange(len(some)), _CANDIDATES * count
-        while len(left):
-            best = TopK(join.queries.exclusion(rows[some[left]], join.exclusion), room)
+        left = np.arange(len(some))
+        for room in _ROOMS:
+            best = TopK(join.queries.exclusion(rows[some[left]], join.exclusion), room * count)
             best.scores[:] = furthest[left, None]
             join.visit(vectors[left], best, _of_queries(visits, left))
             fits = best.rows[:, -1] == MISSING
@@ -68,9 +62,18 @@ def exact_neighbours(
             true[where] = np.take_along_axis(candidates, order, 1)
             distances[where] = np.take_along_axis(gaps, order, 1)
             scan_ranks[where] = order
-            left, room = left[~fits], room * _MORE
+            left = left[~fits]
+        return some[left]
 
-    parallel(search, chunks(0, len(known), _QUERIES))
+    others = [np.flatnonzero(np.isinf(within)), *parallel(search, chunks(0, len(bounded), _QUERIES))]
+    compared = np.concatenate(others)
+    true[compared], distances[compared] = exact_search(
+        join.queries.vectors.take(rows[compared]).astype(np.float32),
+        join.keys,
+        count,
+        parallel=parallel,
+        exclusion=join.queries.exclusion(rows[compared], join.exclusion),
+    )
     return true, distances, scan_ranks
 
 
