@@ -10,6 +10,7 @@ from spalm.neighbours.join.tuning import RecallSample, tune_join
 from spalm.neighbours.kernels import distances_to_rows
 from spalm.neighbours.parallel import Workers
 from spalm.neighbours.partitions import NEAR, Partitions, learn_space, partition_points
+from spalm.neighbours.topk import TopK
 from support.arrays import Array, brute_force, clustered
 
 COUNT = 3
@@ -227,3 +228,18 @@ def test_the_true_neighbours_are_exact_with_fewer_dimensions_too(tmp_path, exclu
         2
     )
     np.testing.assert_allclose(sample.distances, direct, rtol=1e-4, atol=1e-5)
+
+
+def test_the_true_neighbours_of_an_outlier_are_exact_without_a_long_list(tmp_path, monkeypatch):
+    """From far away all keys are about equally far: too many candidates for a list in order."""
+    far = clustered(4, 8, 1) * 200
+    keys = Array(np.concatenate([clustered(600, 8, 0), far]))
+    own = ordered(keys, tmp_path)
+    longest = []
+    make = TopK.__init__
+    monkeypatch.setattr(TopK, "__init__", lambda self, *given: (longest.append(given[1]), make(self, *given))[1])
+    sample = RecallSample.of(task(own, 604), 1, serial_map)
+    expected = brute_force(keys, keys, COUNT, Exclusion())[np.asarray(own.label_of)[sample.rows]]
+    np.testing.assert_allclose(sample.distances, expected, rtol=1e-4, atol=1e-2)
+    assert np.isin(np.arange(600, 604), np.asarray(own.label_of)[sample.rows]).all(), "the outliers are in the sample"
+    assert 4 * COUNT < max(longest) <= 16 * COUNT
