@@ -71,9 +71,7 @@ class Asker:
             found, lambda those: self._prompt(question, settings.form, those), model.tokeniser, room=room
         )
         sampling = Sampling.parse({"max_tokens": _ANSWER_TOKENS, "temperature": 0, "stop": ["\n"]}, "questions")
-        return AnswerRequest(
-            tokens, GenerationOptions(sampling, cite=True), use_memory=settings.memory, passages=used
-        )
+        return AnswerRequest(tokens, GenerationOptions(sampling, cite=True), use_memory=settings.memory, passages=used)
 
     def answers(self, questions: Sequence[str], settings: AskingSettings, title: str) -> list[dict[str, Any]]:
         """Returns the answer to each question, the documents that its citations name first, and those of its passages.

@@ -77,6 +77,11 @@ def largest_of_curve(study: Study) -> tuple[int, int]:
     return max(sizes_of_curve(study), key=lambda size: (size[1], size[0]))
 
 
+def largest_of(points: list[dict[str, Any]]) -> dict[str, Any]:
+    """Returns the point of the largest memory of a curve."""
+    return max(points, key=lambda point: (point["wanted"]["exact"], point["wanted"]["keys"]))
+
+
 def point_of_curve(study: Study, texts: DomainTexts, keys: int, *, exact: int) -> dict[str, Any]:
     """Returns the figures of a memory: sums of log p by document of test, and what attaching took."""
     attached, clock = texts.attach(study, keys, exact)

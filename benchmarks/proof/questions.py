@@ -179,7 +179,7 @@ class QuestionStudy:
         return AnswerFigures(self._study.made(name, [digest_of_json(identity)], make))
 
     def tried(self, *, memory: bool, counts: Sequence[int]) -> list[dict[str, Any]]:
-        """Returns the figures of all forms and numbers of passages on the questions to tune on, the best by F1 first."""
+        """Returns the figures of all forms and numbers of passages on the questions to tune on, best F1 first."""
         found = []
         for form in self._asker.forms:
             for count in counts:

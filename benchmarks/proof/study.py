@@ -175,12 +175,19 @@ class Study:
 
     @cached_property
     def execution(self) -> Execution:
-        """How all models of the study are run, chosen once: by a backend that was measured to be the fastest, the
-        points of a curve would be of different ones."""
-        path = self.directory / "execution.json"
+        """How all models of the study are run.
+
+        If the backend were the one that is measured to be the fastest, points of one curve could be of different ones.
+        """
+        return Execution(Hardware(**self.hardware))
+
+    @cached_property
+    def hardware(self) -> dict[str, Any]:
+        """The backend that runs the models and its precision, as it was chosen when the study was begun."""
+        path = self.directory / "hardware.json"
         if not path.exists():
             write_json(path, {"backend": "torch", "precision": "bfloat16" if has_bf16() else "float32"})
-        return Execution(Hardware(**json.loads(path.read_text(encoding="utf-8"))))
+        return json.loads(path.read_text(encoding="utf-8"))
 
     def settings(self, **given: Any) -> AttachSettings:
         """Returns the settings with which the study attaches memories."""
