@@ -32,7 +32,7 @@ from proof.forgetting import forgetting
 from proof.harm import harm
 from proof.questions import questions
 from proof.report import write_report
-from proof.study import SEED, Sizes, Study
+from proof.study import SEED, VERSION, Sizes, Study
 from spalm.console import print_json
 from spalm.errors import InputError
 from spalm.files import write_json
@@ -68,6 +68,12 @@ def sizes_of(assignments: Sequence[str], *, quick: bool) -> Sizes:
     return replace(sizes, **changed)
 
 
+def parts_in(path: Path) -> dict[str, dict]:
+    """Returns the parts that were carried out before, if it was by this version."""
+    known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return known["parts"] if known.get("version") == VERSION else {}
+
+
 def main() -> None:
     """Carries out the parts and writes the report."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that clocks are stopped
@@ -87,12 +93,12 @@ def main() -> None:
     directory = given.out.with_suffix("") / ("quick" if given.quick else "whole")
     study = Study(directory, Path(data), sizes, model=given.model)
     path = directory / "proof.json"
-    results = json.loads(path.read_text(encoding="utf-8"))["parts"] if path.exists() else {}
+    results = parts_in(path)
     for name in given.only or PARTS:
         for found in PARTS[name](study):
             results[name] = found
-            how = {"seed": SEED, "sizes": asdict(sizes), "cores": os.cpu_count(), "hardware": study.hardware}
-            write_json(path, {**how, "parts": results})
+            how = {"version": VERSION, "seed": SEED, "sizes": asdict(sizes), "hardware": study.hardware}
+            write_json(path, {**how, "cores": os.cpu_count(), "parts": results})
             write_report(directory, results)
     write_json(given.out, {"report": str(directory / "report.md"), "parts": [*results]})
     print_json({"report": str(directory / "report.md"), "parts": [*results]})

@@ -21,6 +21,7 @@ from proof.scores import entries_searched, off_and_on, stream_of
 from proof.study import SEED, Study
 from spalm.attachment import Attached
 from spalm.attachment.fitting.measuring import sums_by_document
+from spalm.errors import InputError
 
 Memories = Mapping[str, Attached]
 """Models with a memory of one domain, by what the memory holds."""
@@ -144,6 +145,8 @@ class HarmMeasurement:
         def make() -> dict[str, list[float]]:
             tokens, tokeniser = self.study.sizes.other_text, self.texts.tokeniser
             documents = self.texts.domains.unrelated(name, tokens, tokeniser)
+            if not documents:
+                raise InputError(f"{self.study.data} has no text of {name} that no memory holds; add some")
             stream = stream_of(next(iter(self.memories.values())), documents)
             return sums_by_document(off_and_on(self.memories, stream), stream)
 
