@@ -128,7 +128,7 @@ def test_questions_to_tune_on_and_to_report_on_are_of_different_articles():
     assert articles[0].isdisjoint(articles[2])
     assert articles[1].isdisjoint(articles[2])
     assert not [each for each in found.examples if each in found.tuning]
-    assert (len(found.examples), len(found.tuning), len(found.reported)) == (2, 20, 56)
+    assert (len(found.examples), len(found.tuning), len(found.reported)) == (2, 20, 55)
     assert found == DividedQuestions.of(asked, tuning=20, reported=1000)
 
 
@@ -365,9 +365,9 @@ def test_a_library_holds_nothing_of_the_core(tmp_path, monkeypatch):
 def test_unrelated_texts_are_of_no_memory(tmp_path):
     for folder in ("wikipedia", "sotu", *COLLECTIONS):
         (tmp_path / folder).mkdir()
-    for split in ("train", "valid", "test"):
-        with gzip.open(tmp_path / "wikipedia" / f"{split}.txt.gz", "wt") as file:
-            file.write(f"= A =\na footballer of {split}\n\n= B =\na genus of {split}\n\n= C =\n{'x' * 2000}\n")
+    articles = [f"= {kind} =\na {kind} called {number}\n\n" for kind in ("footballer", "genus") for number in range(10)]
+    with gzip.open(tmp_path / "wikipedia" / "train.txt.gz", "wt") as file:
+        file.write("".join(articles))
     (tmp_path / "sotu" / "train.txt").write_text("Gentlemen.\n\nLadies.\n")
     (tmp_path / "wikitext-2" / "wiki.test.tokens").write_text(
         " \n = One = \n \n text \n = = Part = = \n more \n = Two = \n x \n"
@@ -383,7 +383,15 @@ def test_unrelated_texts_are_of_no_memory(tmp_path):
     def unrelated(name: str) -> list[str]:
         return domains.unrelated(name, 1000, Counter())
 
-    assert unrelated("footballers") == ["= A =\na footballer of valid\n", "= A =\na footballer of test\n"]
+    apart = unrelated("footballers")
+    assert len(apart) == 2
+    assert apart == unrelated("footballers")
+    assert {each + "\n" for each in apart} < {*articles}
+    core = domains.core("footballers", 10, Counter())
+    library = domains.library("footballers", core, 10_000, tokeniser=Counter())
+    held = [json.loads(line)["text"] for path in (core, library) for line in path.read_text().splitlines()]
+    assert len(held) == len({*held}) == 16, "but for two of each domain"
+    assert not {*held} & {*apart, *unrelated("species")}
     assert sorted(unrelated("sotu")) == ["Gentlemen.\n", "Ladies.\n"]
     assert sorted(unrelated("wikitext-2")) == ["text \n = = Part = = \n more\n", "x\n"]
     assert unrelated("enwik8-prefix") == ["A <b> page\n"]

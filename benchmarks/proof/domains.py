@@ -43,6 +43,8 @@ _LONGEST = 2400
 enough of them for intervals over documents."""
 _SHORT = 1500
 """Number of characters to which texts are cut that have nothing to do with a memory."""
+_RESERVED, _RESERVED_SHARE = 40, 5
+"""Number of articles of each domain that no memory holds; where a domain is small, one of so many articles."""
 _WIKITEXT_TITLE = re.compile(r"^ = [^=].* = $", re.MULTILINE)
 _ENWIK8_TEXT = re.compile(r"<text xml:space=\"preserve\">(?!#REDIRECT)([^<]*)</text>", re.IGNORECASE)
 _AT_ONCE = 256
@@ -58,14 +60,22 @@ class Domains:
         self._data, self._directory, self._seed = data, directory, seed
 
     @cached_property
-    def _articles(self) -> list[str]:
-        """All articles of the shared Wikipedia from which memories are made."""
-        return self._articles_of("train")
+    def _divided(self) -> tuple[list[str], dict[str, list[str]]]:
+        """The articles of the shared Wikipedia from which memories are made, and those of each domain that none has."""
+        with gzip.open(self._data / "wikipedia" / "train.txt.gz", "rt", encoding="utf-8") as file:
+            articles = [article.strip() + "\n" for article in re.split(r"\n\n(?== )", file.read())]
+        reserved = {}
+        for name in WIKIPEDIA:
+            fitting = [article for article in articles if self._fits(name, article)]
+            random.Random(self._seed).shuffle(fitting)
+            reserved[name] = fitting[: min(_RESERVED, -(-len(fitting) // _RESERVED_SHARE))]
+        used = {article for each in reserved.values() for article in each}
+        return [article for article in articles if article not in used], reserved
 
-    def _articles_of(self, split: str) -> list[str]:
-        """Returns the articles of a part of the shared Wikipedia."""
-        with gzip.open(self._data / "wikipedia" / f"{split}.txt.gz", "rt", encoding="utf-8") as file:
-            return [article.strip() + "\n" for article in re.split(r"\n\n(?== )", file.read())]
+    @property
+    def _articles(self) -> list[str]:
+        """The articles from which memories are made."""
+        return self._divided[0]
 
     def _others(self, name: str) -> list[str]:
         """Returns the articles outside of a domain, in an order drawn at random."""
@@ -126,7 +136,7 @@ class Domains:
         if name in COLLECTIONS:
             texts = self._collection(name)
         elif name in WIKIPEDIA:
-            texts = [each for split in ("valid", "test") for each in self._articles_of(split) if self._fits(name, each)]
+            texts = self._divided[1][name]
         else:
             texts = self.documents(name)
         return take_tokens((text[:_SHORT] for text in texts), tokens, tokeniser)
