@@ -151,8 +151,8 @@ def test_nothing_is_made_twice(study, monkeypatch):
 def test_memories_that_are_not_needed_are_removed(study):
     held = sorted(path.name for path in (study.directory / "memories").iterdir() if path.is_dir())
     assert len(held) == 1 + 2 + 2, held  # of questions; of harm and forgetting; beside LoRA and RAG
-    assert not [path for path in (study.directory / "lora").rglob("merged*")]
-    assert not [path for path in (study.directory / "lora").rglob("checkpoint*")]
+    assert not list((study.directory / "lora").rglob("merged*"))
+    assert not list((study.directory / "lora").rglob("checkpoint*"))
 
 
 def test_lora_goes_on_from_its_checkpoint(study, monkeypatch):
