@@ -11,6 +11,7 @@ from bench_proof import PARTS
 from proof.domains import COLLECTIONS
 from proof.report import write_report
 from proof.study import Sizes, Study
+from spalm.attachment.fitting import learning
 from support.small_texts import sentences
 from support.tiny_models import write_model
 
@@ -107,7 +108,9 @@ def study(tmp_path_factory) -> Study:
     with gzip.open(data / "wikipedia" / "train.txt.gz", "rt") as file:
         model = write_model(folder / "model", "llama", file.read() + sentences(40, 0))
     study = Study(folder / "study", data, SIZES, model=str(model))
-    carry_out(study)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(learning, "_LEAST_STEPS", 20)  # what is learned does not matter here
+        carry_out(study)
     return study
 
 
