@@ -299,7 +299,7 @@ def test_the_membership_test_is_the_area_under_the_curve():
 
 def test_citations_are_the_same_whatever_the_rounding_of_their_weights():
     def answer(weight: float, offset: int) -> SimpleNamespace:
-        source = SimpleNamespace(memory="m", document="d", offset=offset, weight=weight)
+        source = SimpleNamespace(memory=f"m{weight}", document="d", offset=offset, weight=weight)
         return SimpleNamespace(citations=[SimpleNamespace(start=0, end=4, sources=[source])])
 
     assert cited_places(answer(0.5, 3)) == cited_places(answer(0.5000001, 3)) != cited_places(answer(0.5, 4))

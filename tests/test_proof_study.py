@@ -131,7 +131,8 @@ def test_every_part_is_reported_with_its_controls(study):
         "| RAG with the memory |",
         "| LoRA, until it stops, with the memory |",
         "| enwik8-prefix |",
-        "| exact | added, then forgotten | 3 | yes |",
+        "| exact | added, then forgotten | 3 | yes | 0.0e+00 | 100% | 100% |",
+        "| memory, exact matches |",
         "completion with examples",
     ):
         assert wanted in report, wanted

@@ -86,9 +86,9 @@ def ranks(model: Model, texts: Texts) -> list[np.ndarray]:
 
 
 def cited_places(answer: Answer) -> list[Any]:
-    """Returns what is cited where in an answer, without the weights, which rounding changes."""
+    """Returns what is cited where in an answer, without the weights, which rounding changes, and the memory's name."""
     return [
-        (each.start, each.end, [(source.memory, source.document, source.offset) for source in each.sources])
+        (each.start, each.end, [(source.document, source.offset) for source in each.sources])
         for each in answer.citations
     ]
 

@@ -88,7 +88,8 @@ def beside_table(found: Results) -> str:
             cells += [f"{each[row]['perplexity'].value:.2f}" if row in each else "-", change]
         everywhere = row != "plain" and all(row in each for each in documents)
         median = in_percent(intervals.of_median_change(documents, row, SEED)) if everywhere else "-"
-        rows.append([row, *cells, median])
+        title = f"memory, {ROWS[row]}" if row in ROWS and row != "plain" else row
+        rows.append([title, *cells, median])
     counts = {name: len(each["documents"]["tokens"]) for name, each in found.items()}
     heads = [head for name, count in counts.items() for head in (f"{name} ({count} documents)", "change in %")]
     return "\n".join(
