@@ -1,25 +1,29 @@
 """Pieces of the study in `bench_proof.py` that could be wrong without anybody noticing."""
 
+import gzip
 import json
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import torch
 
-from bench_proof import sizes_of
+from bench_proof import parts_in, sizes_of
 from proof import intervals
+from proof import study as proof_study
 from proof.answers import CitationCounts, exact_match, f1, holds_reference, normalised
-from proof.curves import sizes_of_curve
-from proof.domains import WIKIPEDIA, Domains, take_tokens
-from proof.forgetting import membership
-from proof.harm import changes
+from proof.asker import completion_prompt
+from proof.curves import largest_of_curve, sizes_of_curve
+from proof.domains import COLLECTIONS, DOMAINS, STUDIED, WIKIPEDIA, Domains, take_tokens
+from proof.forgetting import cited_places
+from proof.harm import changes, piqa_figures, shared_beginning, solution
 from proof.lora import Budget, batches, padded, windows
-from proof.questions import divided, figures, judged
-from proof.rag import PassageRetriever, RagSettings, prompt_with_passages
-from proof.report import shown, table
-from proof.scores import sums_of_tails
+from proof.lora_rows import LoraRows
+from proof.membership import MembershipTest
+from proof.questions import AnswerFigures, DividedQuestions, judged
+from proof.rag import PassageRetriever, Passages, RagSettings, beginnings, prompt_with_passages
 from proof.study import Clock, Sizes, Study
+from proof.tables import shown, table
 from spalm.corpus import TokenStream
 from spalm.errors import InputError
 
@@ -34,9 +38,9 @@ class Words:
     """A tokeniser of numbers, each of them a word."""
 
     def encode(self, pieces: list[bytes]) -> list[np.ndarray]:
-        return [np.array([int(word[1:]) for word in piece.decode().split()], np.int64) for piece in pieces]
+        return [np.array([int(word[1:]) for word in piece.decode().split()] or [7], np.int64) for piece in pieces]
 
-    def decode(self, ids) -> str:
+    def decode(self, ids) -> str:  # a blank line is token 7
         return " ".join(f"w{id}" for id in ids)
 
 
@@ -78,33 +82,60 @@ def test_citations_are_counted_against_the_right_paragraph():
     assert not CitationCounts.of(["b"], "a").found
 
 
-def test_precision_and_recall_of_citations_are_those_of_answered_questions():
-    def answered(text: str, cited: list[str], passages: list[str]) -> dict:
-        question = {"question": "?", "answers": ["308"], "paragraph": "A/0"}
-        return judged(
-            question, {"text": text, "cited": [f"xquad.jsonl/{name}" for name in cited], "passages": passages}
-        )
+def answered(text: str, cited: list[str], passages: list[str], paragraph: str = "A/0") -> dict:
+    question = {"question": "?", "answers": ["308"], "paragraph": paragraph}
+    named = [[f"xquad.jsonl/{name}" for name in names] for names in (cited, passages)]
+    return judged(question, {"text": text, "cited": named[0], "passages": named[1]})
 
-    found = figures(
+
+def test_precision_and_recall_of_citations_are_those_of_answered_questions():
+    part = AnswerFigures(
         [
-            answered("308", ["A/0", "A/1"], ["xquad.jsonl/A/0"]),
-            answered("308", [], []),
+            answered("308", ["A/0", "A/1"], ["A/0", "A/1"]),
+            answered("308", [], ["A/1", "A/0"]),
             answered("no idea", ["A/1", "A/1", "A/1"], []),
         ]
     )
+    found = part.all()
     assert found["exact match"]["value"] == pytest.approx(2 / 3)
+    assert found["words"]["value"] == pytest.approx(4 / 3)
     assert found["citation precision, answered questions"]["value"] == pytest.approx(1 / 2)
     assert found["citation recall, answered questions"]["value"] == pytest.approx(1 / 2)
     assert found["citation precision, all questions"]["value"] == pytest.approx(1 / 5)
-    assert found["right paragraph in the prompt"]["value"] == pytest.approx(1 / 3)
+    assert found["paragraph in the prompt"]["value"] == pytest.approx(2 / 3)
+    assert found["first passage is right, all questions"]["value"] == pytest.approx(1 / 2)
+    assert part.counts() == {"answered": 2, "citations, answered questions": 2, "citations, all questions": 5}
+
+
+def test_intervals_of_questions_are_over_paragraphs_and_differences_are_paired():
+    right, wrong = answered("308", [], []), answered("no", [], [])
+    one = AnswerFigures([{**right, "paragraph": f"A/{number // 5}"} for number in range(20)])
+    assert one.mean("exact match") == {"value": 1, "low": 1, "high": 1}
+    half = [{**(right if number < 10 else wrong), "paragraph": f"A/{number // 5}"} for number in range(20)]
+    apart = [{**each, "paragraph": str(number)} for number, each in enumerate(half)]
+    wide, narrow = (AnswerFigures(each).mean("exact match") for each in (half, apart))
+    assert wide["value"] == narrow["value"] == 0.5
+    assert wide["high"] - wide["low"] > 1.3 * (narrow["high"] - narrow["low"])
+    assert one.beyond(AnswerFigures(half))["exact match"]["value"] == pytest.approx(0.5)
+    assert one.beyond(one)["F1"] == {"value": 0, "low": 0, "high": 0}
+    assert intervals.sums_by_group([1, 2, 4], ["a", "b", "a"]) == [5, 2]
 
 
 def test_questions_to_tune_on_and_to_report_on_are_of_different_articles():
     asked = [{"article": f"a{number % 7}", "question": str(number)} for number in range(97)]
-    tuning, reported = divided(asked, 40)
-    assert {each["article"] for each in tuning}.isdisjoint({each["article"] for each in reported})
-    assert len(tuning) == len(reported) == 20
-    assert (tuning, reported) == divided(asked, 40)
+    found = DividedQuestions.of(asked, tuning=20, reported=1000)
+    articles = [{each["article"] for each in part} for part in (found.tuning, found.examples, found.reported)]
+    assert articles[0].isdisjoint(articles[2])
+    assert articles[1].isdisjoint(articles[2])
+    assert not [each for each in found.examples if each in found.tuning]
+    assert (len(found.examples), len(found.tuning), len(found.reported)) == (2, 20, 55)
+    assert found == DividedQuestions.of(asked, tuning=20, reported=1000)
+
+
+def test_a_completion_begins_with_its_examples():
+    assert completion_prompt("C?", []) == "Question: C?\nAnswer:"
+    prompt = completion_prompt("C?", [("A?", "b"), ("D?", "e")])
+    assert prompt == "Question: A?\nAnswer: b\n\nQuestion: D?\nAnswer: e\n\nQuestion: C?\nAnswer:"
 
 
 def test_the_bootstrap_agrees_with_theory_and_is_seeded():
@@ -129,7 +160,22 @@ def test_perplexities_are_of_all_tokens_and_changes_are_paired():
     assert (change.low, change.value, change.high) == pytest.approx((np.exp(-0.2) - 1,) * 3)
     spread = found["plain"]["perplexity"]
     assert spread.high - spread.low > 0.1
-    assert changes(rows)["percent"]["value"] == pytest.approx(100 * (np.exp(-0.2) - 1))
+    changed = changes(rows)
+    assert changed["on"]["adaptive"]["percent"]["value"] == pytest.approx(100 * (np.exp(-0.2) - 1))
+    assert changed["off"]["value"] == pytest.approx(found["plain"]["perplexity"].value)
+
+
+def test_the_median_change_is_that_of_the_median_domain():
+    def domain(change: float, count: int) -> dict:
+        tokens = [100.0] * count
+        plain = [-250.0 - number for number in range(count)]
+        return {"tokens": tokens, "plain": plain, "adaptive": [each - 100 * np.log1p(change) for each in plain]}
+
+    found = intervals.of_median_change([domain(-0.1, 4), domain(-0.3, 9), domain(-0.2, 5)], "adaptive", seed=1)
+    assert found.value == pytest.approx(-0.2)
+    assert (found.low, found.high) == pytest.approx((-0.3, -0.1))
+    alone = intervals.of_median_change([domain(-0.1, 4)], "adaptive", seed=1)
+    assert (alone.low, alone.value, alone.high) == pytest.approx((-0.1, -0.1, -0.1))
 
 
 def test_a_ratio_without_a_whole_is_none():
@@ -163,7 +209,24 @@ def test_a_clock_adds_up_what_ran_within():
     with clock.running():
         time.sleep(0.02)
     assert 1.02 <= clock.seconds < 2
-    assert 2.0 <= clock.core_seconds < 2.02
+    assert 2.0 <= clock.core_seconds < 2.5
+
+
+def test_a_clock_is_recorded_while_it_runs_and_when_it_is_stopped(monkeypatch):
+    monkeypatch.setattr(proof_study, "_RECORD_EVERY", 0.01)
+    clock, records = Clock(), []
+
+    def work() -> None:
+        with clock.running(lambda: records.append(clock.seconds)):
+            while len(records) < 3:
+                time.sleep(0.005)
+            raise SystemExit
+
+    with pytest.raises(SystemExit):
+        work()
+    assert len(records) >= 4
+    assert records == sorted(records)
+    assert records[-1] == clock.seconds > 0
 
 
 def test_every_token_of_a_pass_is_a_target_once():
@@ -183,43 +246,87 @@ def test_every_token_of_a_pass_is_a_target_once():
 def test_a_prompt_with_passages_keeps_the_end_of_the_text_and_at_least_half_of_the_room_for_it():
     before = list(range(100, 150))
     passages = [np.arange(1, 6), np.arange(6, 11)]
-    assert prompt_with_passages(before, passages, 0, room=80) == [0, *range(1, 11), *before]
+    found = prompt_with_passages(before, passages, 0, separator=[99], room=80)
+    assert found == [0, *range(1, 6), 99, *range(6, 11), 99, *before]
     for room in (20, 33, 50, 61):
-        found = prompt_with_passages(before, passages, 0, room=room)
+        found = prompt_with_passages(before, passages, 0, separator=[99], room=room)
         assert len(found) <= room
         assert found[0] == 0
         kept = [token for token in found if token >= 100]
         assert kept == before[-len(kept) :]
         assert len(kept) >= min(len(before), room // 2 - 1)
-    assert prompt_with_passages([], [], 0, room=9) == [0]
+    assert prompt_with_passages([], [], 0, separator=[99], room=9) == [0]
 
 
 def test_the_retriever_finds_the_passage_that_shares_words():
     pytest.importorskip("bm25s")
-    text = stream(300, 200, 40)
-    retriever = PassageRetriever(text, Words(), RagSettings(query=3, passages=2))
-    assert [len(passage) for passage in retriever.passages] == [256, 44, 200, 40]
+    passages = Passages.of(stream(300, 200, 40), Words())
+    retriever = PassageRetriever(passages, Words(), RagSettings(query=3, passages=2))
+    assert [len(piece) for piece in passages.pieces] == [256, 44, 200, 40]
     (best,) = retriever.best([900, 901, 510, 511, 512])
     assert best.tolist() == list(range(501, 541))
+    assert retriever.prompt([511], 0, room=60) == [0, *range(501, 541), 7, 511]
     assert retriever.best([510, 900, 901, 902]) == [], "only the end of the text is the query"
     assert retriever.best([]) == []
+    assert PassageRetriever(passages, Words(), RagSettings(passages=0)).best([510]) == []
+    assert RagSettings.grid()[0].passages == 0
+    assert [len(piece) for piece in passages.plus(passages).pieces] == 2 * [256, 44, 200, 40]
 
 
-def test_scores_are_summed_from_a_place_in_each_document_on():
-    text = stream(3, 5, 2)
-    scores = torch.arange(10).float()
-    assert sums_of_tails(scores, text, [0, 2, 1]) == [0 + 1 + 2, 5 + 6 + 7, 9]
+def test_beginnings_are_of_all_documents():
+    text = beginnings(stream(3, 5, 2), 3)
+    assert text.tokens.tolist() == [1, 2, 3, 4, 5, 6, 9, 10]
+    assert text.ends.tolist() == [3, 6, 8]
 
 
-def test_membership_is_the_area_under_the_curve():
+def test_the_membership_test_is_the_area_under_the_curve():
     from sklearn.metrics import roc_auc_score
 
     random = np.random.default_rng(2)
-    members, others = random.integers(1, 30, 53), random.integers(1, 50, 37)
-    labels = [1] * len(members) + [0] * len(others)
-    expected = roc_auc_score(labels, -np.concatenate([members, others]))
-    assert membership(members, others) == pytest.approx(expected)
-    assert membership(members, members) == pytest.approx(0.5)
+    members = [random.integers(1, 30, count) for count in (5, 11, 7)]
+    others = [random.integers(1, 50, count) for count in (13, 3)]
+    ranks = np.concatenate([*members, *others])
+    expected = roc_auc_score([1] * 23 + [0] * 16, -ranks)
+    test = MembershipTest({"held": members, "worse": [each + 40 for each in members]}, others, seed=1)
+    found = test.area("held")
+    assert found.value == pytest.approx(expected)
+    assert found.low < found.value < found.high
+    assert test.difference("held", "held") == intervals.Interval(0, 0, 0)
+    assert test.difference("held", "worse").low > 0
+    same = MembershipTest({"same": others}, others, seed=1)
+    assert same.area("same").value == pytest.approx(0.5)
+
+
+def test_citations_are_the_same_whatever_the_rounding_of_their_weights():
+    def answer(weight: float, offset: int) -> SimpleNamespace:
+        source = SimpleNamespace(memory=f"m{weight}", document="d", offset=offset, weight=weight)
+        return SimpleNamespace(citations=[SimpleNamespace(start=0, end=4, sources=[source])])
+
+    assert cited_places(answer(0.5, 3)) == cited_places(answer(0.5000001, 3)) != cited_places(answer(0.5, 4))
+
+
+def test_piqa_counts_answers_that_changed_and_the_margin():
+    problems = [{"label": 0}, {"label": 1}, {"label": 0}]
+    plain = [-1.0, -2.0, -1.0, -2.0, -5.0, -3.0]
+    ours = [-1.0, -3.0, -2.0, -1.0, -5.0, -3.0]
+    found = piqa_figures(problems, {"tokens": [1.0, 4.0, 1.0, 1.0, 5.0, 1.0], "plain": plain, "core": ours})
+    whole = found["accuracy"]
+    assert whole["off"]["value"] == pytest.approx(1 / 3)
+    on = whole["on"]["core"]
+    assert on["accuracy"]["value"] == pytest.approx(2 / 3)
+    assert (on["to right"], on["to wrong"]) == (1, 0)
+    assert on["points"]["value"] == pytest.approx(100 / 3)
+    assert on["margin"]["value"] == pytest.approx((1 + 2 + 0) / 3)
+    assert found["accuracy by token"]["off"]["value"] == pytest.approx(1 / 3)
+
+
+def test_a_solution_has_no_annotations():
+    assert solution("4 * 2 = $<<4*2=8>>8 a day.\n#### 8") == "4 * 2 = $8 a day.\n 8"
+
+
+def test_a_continuation_begins_where_tokens_differ():
+    assert shared_beginning(np.array([1, 2, 3]), np.array([1, 2, 3, 4])) == 3
+    assert shared_beginning(np.array([1, 2, 3]), np.array([1, 2, 9, 4])) == 2
 
 
 def test_texts_are_taken_until_they_have_enough_tokens():
@@ -255,6 +362,45 @@ def test_a_library_holds_nothing_of_the_core(tmp_path, monkeypatch):
         domains.documents("painters")
 
 
+def test_unrelated_texts_are_of_no_memory(tmp_path):
+    for folder in ("wikipedia", "sotu", *COLLECTIONS):
+        (tmp_path / folder).mkdir()
+    articles = [f"= {kind} =\na {kind} called {number}\n\n" for kind in ("footballer", "genus") for number in range(10)]
+    with gzip.open(tmp_path / "wikipedia" / "train.txt.gz", "wt") as file:
+        file.write("".join(articles))
+    (tmp_path / "sotu" / "train.txt").write_text("Gentlemen.\n\nLadies.\n")
+    (tmp_path / "wikitext-2" / "wiki.test.tokens").write_text(
+        " \n = One = \n \n text \n = = Part = = \n more \n = Two = \n x \n"
+    )
+    pages = '<text xml:space="preserve">#REDIRECT [[A]]</text>\n<text xml:space="preserve">A &lt;b&gt; page</text>'
+    (tmp_path / "enwik8-prefix" / "enwik8.head").write_text(pages)
+    domains = Domains(tmp_path, tmp_path / "texts", seed=1)
+
+    class Counter(Words):
+        def encode(self, pieces):
+            return [np.zeros(len(piece.split())) for piece in pieces]
+
+    def unrelated(name: str) -> list[str]:
+        return domains.unrelated(name, 1000, Counter())
+
+    apart = unrelated("footballers")
+    assert len(apart) == 2
+    assert apart == unrelated("footballers")
+    assert {each + "\n" for each in apart} < {*articles}
+    core = domains.core("footballers", 10, Counter())
+    library = domains.library("footballers", core, 10_000, tokeniser=Counter())
+    held = [json.loads(line)["text"] for path in (core, library) for line in path.read_text().splitlines()]
+    assert len(held) == len({*held}) == 16, "but for two of each domain"
+    assert not {*held} & {*apart, *unrelated("species")}
+    assert sorted(unrelated("sotu")) == ["Gentlemen.\n", "Ladies.\n"]
+    assert sorted(unrelated("wikitext-2")) == ["text \n = = Part = = \n more\n", "x\n"]
+    assert unrelated("enwik8-prefix") == ["A <b> page\n"]
+    (tmp_path / "enwik8-prefix" / "enwik8.head").unlink()
+    with pytest.raises(InputError, match="enwik8-prefix"):
+        unrelated("enwik8-prefix")
+    assert set(STUDIED) < set(DOMAINS)
+
+
 def test_domains_are_told_by_the_beginning_of_an_article():
     assert WIKIPEDIA["species"].search("Aus bus is a species of moth")
     assert not WIKIPEDIA["films"].search("directed by")
@@ -281,9 +427,50 @@ def test_sizes_are_those_that_were_given():
             sizes_of([wrong], quick=True)
 
 
-def test_a_curve_varies_one_size_at_a_time(tmp_path):
-    sizes = Sizes(["footballers"], keys=[2, 3], exact=[5, 7], beside=3)
-    assert sizes_of_curve(Study(tmp_path, tmp_path, sizes)) == [(2, 7), (3, 7), (3, 5)]
+def test_a_curve_varies_one_size_at_a_time_and_names_the_core(tmp_path):
+    study = Study(tmp_path, tmp_path, Sizes(["footballers"], keys=[2, 3, 9], exact=[1, 5, 7], core=3))
+    assert sizes_of_curve(study) == [(2, 7), (3, 7), (9, 7), (3, 0), (3, 5)]
+    assert largest_of_curve(study) == (9, 7)
+
+
+def test_results_of_another_version_are_not_reported(tmp_path):
+    path = tmp_path / "proof.json"
+    assert parts_in(path) == {}
+    path.write_text(json.dumps({"parts": {"harm": {}}}))
+    assert parts_in(path) == {}
+    path.write_text(json.dumps({"version": proof_study.VERSION, "parts": {"harm": {}}}))
+    assert parts_in(path) == {"harm": {}}
+
+
+def test_the_backend_is_chosen_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(proof_study, "has_bf16", lambda: True)
+    assert Study(tmp_path, tmp_path, Sizes([])).execution.hardware.precision == "bfloat16"
+    monkeypatch.setattr(proof_study, "has_bf16", lambda: False)
+    again = Study(tmp_path, tmp_path, Sizes([])).execution.hardware
+    assert (again.backend, again.precision) == ("torch", "bfloat16")
+
+
+@pytest.mark.parametrize(("losses", "longest", "stopped"), [([2.0, 1.9, 1.8], 3, False), ([2.0, 1.9, 1.9], 2, True)])
+def test_lora_is_tuned_cheaply_and_trained_until_it_stops(tmp_path, monkeypatch, losses, longest, stopped):
+    """`losses` are those of the best rate by the number of budgets, each twice the one before."""
+    study = Study(tmp_path, tmp_path, Sizes([], ranks=[8], rates=[1e-3, 3e-3], doublings=2))
+    runs = []
+
+    def run(_, settings, budget):
+        runs.append((settings.rate, budget))
+        number = {100: 0, 200: 1, 400: 2}.get(budget)
+        loss = 3.0 - settings.rate if number is None else losses[number] + (0.5 if settings.rate < 3e-3 else 0)
+        return {"settings": {"rank": settings.rank, "rate": settings.rate}, "dev": loss, "budget": budget}
+
+    monkeypatch.setattr(LoraRows, "_run", run)
+    base = SimpleNamespace(folder=SimpleNamespace(path=tmp_path))
+    found = LoraRows(study, SimpleNamespace(core=tmp_path), SimpleNamespace(base=base)).trained(100)
+    assert runs[:2] == [(1e-3, 25), (3e-3, 25)]
+    assert {*runs[2:4]} == {(1e-3, 100), (3e-3, 100)}
+    assert runs[4:6] == [(3e-3, 200), (1e-3, 200)]
+    assert runs[6:] == [(3e-3, 400)]
+    assert (found["until it stops"]["budget"], found["stopped"]) == (100 * 2 ** (longest - 1), stopped)
+    assert found["equal"]["budget"] == 100
 
 
 def test_a_table_has_as_many_columns_everywhere():

@@ -1,10 +1,12 @@
 """Domains of text, cut by plain criteria: articles of the shared Wikipedia, addresses, Python's standard library.
 
 The first documents of a domain are divided into train, dev and test. The others of the domain come first in the library
-of a larger memory; articles on anything else follow, in an order drawn at random.
+of a larger memory; articles on anything else follow, in an order drawn at random. Beside the domains there are texts of
+other collections, which no memory holds.
 """
 
 import gzip
+import html
 import json
 import random
 import re
@@ -13,8 +15,10 @@ from functools import cached_property
 from pathlib import Path
 
 from footballers import FOOTBALLER
+from proof.study import VERSION
 from spalm.corpus import Tokeniser
 from spalm.corpus.sources.text_files import PythonStdlib
+from spalm.digests import digest_of_json
 from spalm.errors import InputError
 
 _BEGINNING = 400
@@ -30,10 +34,19 @@ WIKIPEDIA = {
 """Domains of Wikipedia, by what must occur in the beginning of an article."""
 DOMAINS = [*WIKIPEDIA, "sotu", "python"]
 """All domains. An article that two criteria fit is in both domains."""
-QUICK_DOMAINS = ["footballers", "species", "albums", "films", "sotu", "python"]
-"""Domains of a quick study."""
-_LONGEST = 6000
-"""Number of characters to which documents of the core are cut: an address or a module would else be most of it."""
+STUDIED = ["footballers", "species", "python", "sotu", "albums", "films"]
+"""Domains that have curves by default; the first ones are those beside LoRA and RAG."""
+COLLECTIONS = ["wikitext-2", "enwik8-prefix"]
+"""Collections of which no memory is made."""
+_LONGEST = 2400
+"""Number of characters to which documents of the core are cut: the model reads such a document at once, and there are
+enough of them for intervals over documents."""
+_SHORT = 1500
+"""Number of characters to which texts are cut that have nothing to do with a memory."""
+_RESERVED, _RESERVED_SHARE = 40, 5
+"""Number of articles of each domain that no memory holds; where a domain is small, one of so many articles."""
+_WIKITEXT_TITLE = re.compile(r"^ = [^=].* = $", re.MULTILINE)
+_ENWIK8_TEXT = re.compile(r"<text xml:space=\"preserve\">(?!#REDIRECT)([^<]*)</text>", re.IGNORECASE)
 _AT_ONCE = 256
 """Number of documents that are tokenised together."""
 
@@ -47,10 +60,22 @@ class Domains:
         self._data, self._directory, self._seed = data, directory, seed
 
     @cached_property
-    def _articles(self) -> list[str]:
-        """All articles of the shared Wikipedia."""
+    def _divided(self) -> tuple[list[str], dict[str, list[str]]]:
+        """The articles of the shared Wikipedia from which memories are made, and those of each domain that none has."""
         with gzip.open(self._data / "wikipedia" / "train.txt.gz", "rt", encoding="utf-8") as file:
-            return [article.strip() + "\n" for article in re.split(r"\n\n(?== )", file.read())]
+            articles = [article.strip() + "\n" for article in re.split(r"\n\n(?== )", file.read())]
+        reserved = {}
+        for name in WIKIPEDIA:
+            fitting = [article for article in articles if self._fits(name, article)]
+            random.Random(self._seed).shuffle(fitting)
+            reserved[name] = fitting[: min(_RESERVED, -(-len(fitting) // _RESERVED_SHARE))]
+        used = {article for each in reserved.values() for article in each}
+        return [article for article in articles if article not in used], reserved
+
+    @property
+    def _articles(self) -> list[str]:
+        """The articles from which memories are made."""
+        return self._divided[0]
 
     def _others(self, name: str) -> list[str]:
         """Returns the articles outside of a domain, in an order drawn at random."""
@@ -79,7 +104,8 @@ class Domains:
 
     def core(self, name: str, tokens: int, tokeniser: Tokeniser) -> Path:
         """Returns the file with the first documents of a domain, of about so many tokens."""
-        path = self._directory / f"{name}-{tokens}.jsonl"
+        made_of = digest_of_json([VERSION, self._seed, _LONGEST, WIKIPEDIA[name].pattern if name in WIKIPEDIA else ""])
+        path = self._directory / f"{name}-{tokens}-{made_of[:8]}.jsonl"
         if not path.exists():
             self._write(path, take_tokens((text[:_LONGEST] for text in self.documents(name)), tokens, tokeniser))
         return path
@@ -90,16 +116,45 @@ class Domains:
             return None
         path = self._directory / f"{core.stem}-library-{tokens}.jsonl"
         if not path.exists():
-            used = {json.loads(line)["text"] for line in core.read_text(encoding="utf-8").splitlines()}
-            texts = [text for text in self.documents(name) if text[:_LONGEST] not in used]
-            self._write(path, take_tokens([*texts, *self._others(name)], tokens, tokeniser))
+            self._write(path, take_tokens([*self._left(name, core), *self._others(name)], tokens, tokeniser))
         return path
 
-    def held_apart(self, name: str, core: Path, tokens: int, *, tokeniser: Tokeniser) -> list[str]:
-        """Returns documents of another domain, of about so many tokens, that a memory of this core does not hold."""
+    def _left(self, name: str, core: Path) -> list[str]:
+        """Returns the documents of a domain that are not in its core."""
         used = {json.loads(line)["text"] for line in core.read_text(encoding="utf-8").splitlines()}
-        texts = (text[:_LONGEST] for text in self.documents(name) if text[:_LONGEST] not in used)
-        return list(take_tokens(texts, tokens, tokeniser))
+        return [text for text in self.documents(name) if text[:_LONGEST] not in used]
+
+    def held_apart(self, name: str, core: Path, count: int) -> list[str]:
+        """Returns the beginnings of so many documents of a domain that a memory of its core alone does not hold."""
+        return [text[:_SHORT] for text in self._left(name, core)[:count]]
+
+    def unrelated(self, name: str, tokens: int, tokeniser: Tokeniser) -> list[str]:
+        """Returns beginnings of documents of a domain or collection, of about so many tokens together.
+
+        No memory of another domain holds them, however large its library is.
+        """
+        if name in COLLECTIONS:
+            texts = self._collection(name)
+        elif name in WIKIPEDIA:
+            texts = self._divided[1][name]
+        else:
+            texts = self.documents(name)
+        return take_tokens((text[:_SHORT] for text in texts), tokens, tokeniser)
+
+    def _collection(self, name: str) -> list[str]:
+        """Returns the documents of a collection, in an order drawn at random."""
+        file = {"wikitext-2": "wiki.test.tokens", "enwik8-prefix": "enwik8.head"}[name]
+        path = self._data / name / file
+        if not path.exists():
+            raise InputError(f"there is no {path}; put the file there, or leave this part out")
+        text = path.read_text(encoding="utf-8", errors="replace")
+        if name == "wikitext-2":
+            found = _WIKITEXT_TITLE.split(text)
+        else:
+            found = [html.unescape(each) for each in _ENWIK8_TEXT.findall(text)]
+        found = [each.strip() + "\n" for each in found if each.strip()]
+        random.Random(self._seed).shuffle(found)
+        return found
 
     def _write(self, path: Path, texts: Iterable[str]) -> None:
         self._directory.mkdir(parents=True, exist_ok=True)

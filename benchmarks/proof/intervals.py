@@ -1,4 +1,4 @@
-"""Intervals by the bootstrap: documents, questions or problems are drawn again with replacement, all rows together.
+"""Intervals by the bootstrap: documents, paragraphs or problems are drawn again with replacement, all rows together.
 
 Rows are compared on the same draws, so the interval of a change is that of the paired difference.
 """
@@ -37,9 +37,7 @@ def draw(count: int, seed: int) -> np.ndarray:
 
 def of_means(values: Sequence[float], seed: int) -> Interval:
     """Returns the mean of some values, each of one question or problem, and its interval."""
-    found = np.asarray(values, float)
-    times = draw(len(found), seed)
-    return Interval.of(found.mean(), times @ found / len(found))
+    return of_ratio(values, np.ones(len(values)).tolist(), seed)
 
 
 def of_ratio(parts: Sequence[float], wholes: Sequence[float], seed: int) -> Interval:
@@ -53,6 +51,14 @@ def of_ratio(parts: Sequence[float], wholes: Sequence[float], seed: int) -> Inte
     times = draw(len(top), seed)
     drawn = times @ bottom
     return Interval.of(top.sum() / bottom.sum(), (times @ top)[drawn > 0] / drawn[drawn > 0])
+
+
+def sums_by_group(values: Sequence[float], groups: Sequence[str]) -> list[float]:
+    """Returns the sum of the values of each group, in the order in which groups first occur."""
+    sums = dict.fromkeys(groups, 0.0)
+    for value, group in zip(values, groups, strict=True):
+        sums[group] += value
+    return list(sums.values())
 
 
 def of_perplexities(documents: Mapping[str, Sequence[float]], seed: int) -> dict[str, dict[str, Interval]]:
@@ -77,3 +83,20 @@ def of_perplexities(documents: Mapping[str, Sequence[float]], seed: int) -> dict
         }
         for name in values
     }
+
+
+def of_median_change(domains: Sequence[Mapping[str, Sequence[float]]], row: str, seed: int) -> Interval:
+    """Returns the median of the changes that a row brings to the perplexity of several domains, and its interval.
+
+    In each draw domains are drawn again, and the documents of every domain.
+    """
+    values, draws = [], []
+    for number, documents in enumerate(domains):
+        tokens = np.asarray(documents["tokens"], float)
+        gains = np.asarray(documents[row], float) - np.asarray(documents["plain"], float)
+        times = draw(len(tokens), seed + number)
+        values.append(np.exp(-gains.sum() / tokens.sum()) - 1)
+        draws.append(np.exp(-(times @ gains) / np.maximum(times @ tokens, 1)) - 1)
+    chosen = np.random.default_rng(seed).integers(len(domains), size=(_DRAWS, len(domains)))
+    drawn = np.take_along_axis(np.stack(draws, 1), chosen, axis=1)
+    return Interval.of(float(np.median(values)), np.median(drawn, axis=1))

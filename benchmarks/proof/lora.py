@@ -1,10 +1,12 @@
 """LoRA by peft, trained on the documents that a memory holds, for a given number of core-seconds.
 
 The learning rate rises over the first twentieth of the budget and then falls to 0 at its end. The parameters that were
-best on dev are kept. Time spent on dev is not counted: it would make LoRA worse. The result is merged into the weights
-and saved as a model of its own, so it is measured, and given a memory, in the same way as the model that it came from.
+best on dev are kept. Time spent on dev is not counted: it would make LoRA worse. A training that was stopped goes on
+from its last checkpoint. The result is merged into the weights and saved as a model of its own, so it is measured, and
+given a memory, in the same way as the model that it came from.
 """
 
+import shutil
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -13,19 +15,26 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from spalm.compute.hardware import has_bf16
+from spalm.compute import has_bf16
 from spalm.corpus import TokenStream
+from spalm.files import replacing
 
-_BATCH_TOKENS = 4096
-"""Number of tokens of a step, about, padding included."""
+_BATCH_TOKENS = 1024
+"""Number of tokens of a step, about, padding included: more would leave too few steps at equal cost."""
+_DEV_TOKENS = 4000
+"""Highest number of tokens of dev on which a run is measured."""
 _WARM_UP = 0.05
 """Share of the budget over which the learning rate rises."""
 _EVALUATIONS = 8
 """Number of times that a run is measured on dev."""
+_BETWEEN_CHECKPOINTS = 120.0
+"""Seconds between two checkpoints."""
 _IGNORED = -100
 """Target of padding."""
+_ADAPTER, _CHECKPOINT = "adapter.safetensors", "checkpoint.pt"
 
 
 @dataclass(frozen=True)
@@ -55,6 +64,8 @@ class LoraRun:
     """Lowest mean loss on dev."""
     curve: list[tuple[float, float]]
     """Core-seconds and loss, at each measurement on dev."""
+    adapter: str
+    """File of the parameters that were best on dev."""
 
 
 def windows(stream: TokenStream, length: int) -> list[np.ndarray]:
@@ -99,7 +110,7 @@ def _loss(model: Any, inputs: Tensor, targets: Tensor) -> Tensor:
 def mean_loss(model: Any, texts: list[np.ndarray]) -> float:
     """Returns the mean loss of the tokens of some windows."""
     model.eval()
-    parts = [padded(texts[start : start + 4]) for start in range(0, len(texts), 4)]
+    parts = [padded(texts[start : start + 2]) for start in range(0, len(texts), 2)]
     total = sum(float(_loss(model, inputs, targets)) for inputs, targets in parts)
     return total / sum(len(text) - 1 for text in texts)
 
@@ -131,10 +142,8 @@ class Budget:
         return min(1.0, 0.1 + 0.9 * self.spent / _WARM_UP) * (1 - self.spent) / (1 - min(self.spent, _WARM_UP))
 
 
-def train_lora(
-    folder: Path, train: TokenStream, dev: TokenStream, *, settings: LoraSettings, budget: float, out: Path | None
-) -> LoraRun:
-    """Trains LoRA for so many core-seconds; writes the merged model to `out`, if that is given."""
+def with_lora(folder: Path, settings: LoraSettings) -> Any:
+    """Returns the model in a folder with new parameters of LoRA at all its linear layers."""
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM
 
@@ -147,46 +156,129 @@ def train_lora(
         target_modules="all-linear",
         task_type="CAUSAL_LM",
     )
-    model = get_peft_model(plain, given)
-    length = min(1024, getattr(plain.config, "max_position_embeddings", 1024)) - 1
-    texts, held_out = windows(train, length), windows(dev, length)
-    random, spent = np.random.default_rng(1), Budget(budget)
-    parameters = [each for each in model.parameters() if each.requires_grad]
-    optimiser = torch.optim.AdamW(parameters, settings.rate, weight_decay=0.0)
-    before = mean_loss(model, held_out)
-    best, kept, curve, steps, tokens = before, [each.detach().clone() for each in parameters], [(0.0, before)], 0, 0
+    return get_peft_model(plain, given)
+
+
+def _trained(model: Any) -> dict[str, Tensor]:
+    """Returns the parameters of LoRA."""
+    return {name: each for name, each in model.named_parameters() if each.requires_grad}
+
+
+class LoraTraining:
+    """One training: the model, what it has spent, and what was best on dev so far."""
+
+    def __init__(self, folder: Path, settings: LoraSettings, budget: float):
+        self.model, self.settings, self.spent = with_lora(folder, settings), settings, Budget(budget)
+        self.parameters = _trained(self.model)
+        self.optimiser = torch.optim.AdamW(self.parameters.values(), settings.rate, weight_decay=0.0)
+        self.steps, self.tokens, self.passes = 0, 0, 0
+        self.curve: list[tuple[float, float]] = []
+        self.best = self._copied()
+
+    def _copied(self) -> dict[str, Tensor]:
+        return {name: each.detach().clone() for name, each in self.parameters.items()}
+
+    def measure(self, held_out: list[np.ndarray]) -> None:
+        """Notes the loss on dev, and keeps the parameters if it is the lowest so far."""
+        loss = mean_loss(self.model, held_out)
+        if not self.curve or loss < min(known for _, known in self.curve):
+            self.best = self._copied()
+        self.curve.append((self.spent.core_seconds, loss))
+
+    @property
+    def should_measure(self) -> bool:
+        """Whether the next share of the budget is spent."""
+        return self.spent.spent * _EVALUATIONS >= len(self.curve)
+
+    def step(self, inputs: Tensor, targets: Tensor) -> None:
+        """Makes one step of the optimiser."""
+        self.spent.start()
+        self.model.train()
+        self.optimiser.param_groups[0]["lr"] = self.settings.rate * self.spent.rate
+        count = int((targets != _IGNORED).sum())
+        self.optimiser.zero_grad(set_to_none=True)
+        (_loss(self.model, inputs, targets) / count).backward()
+        torch.nn.utils.clip_grad_norm_(list(self.parameters.values()), 1.0)
+        self.optimiser.step()
+        self.spent.stop()
+        self.steps, self.tokens = self.steps + 1, self.tokens + count
+
+    def save(self, path: Path) -> None:
+        """Writes everything from which the training can go on."""
+        state = {
+            "parameters": self._copied(),
+            "best": self.best,
+            "optimiser": self.optimiser.state_dict(),
+            "spent": (self.spent.core_seconds, self.spent.seconds),
+            "counts": (self.steps, self.tokens, self.passes),
+            "curve": self.curve,
+        }
+        with replacing(path, sync=False) as temporary:
+            torch.save(state, temporary)
+
+    def load(self, path: Path) -> None:
+        """Goes on from what was written, with a new pass over the text."""
+        state = torch.load(path, weights_only=True)
+        with torch.no_grad():
+            for name, value in state["parameters"].items():
+                self.parameters[name].copy_(value)
+        self.optimiser.load_state_dict(state["optimiser"])
+        self.best, self.curve = state["best"], state["curve"]
+        self.spent.core_seconds, self.spent.seconds = state["spent"]
+        self.steps, self.tokens, self.passes = state["counts"]
+
+
+def train_lora(
+    folder: Path, train: TokenStream, dev: TokenStream, *, settings: LoraSettings, budget: float, out: Path
+) -> LoraRun:
+    """Trains LoRA for so many core-seconds; writes the best parameters to the folder `out`."""
+    training = LoraTraining(folder, settings, budget)
+    length = min(1024, getattr(training.model.config, "max_position_embeddings", 1024)) - 1
+    texts, held_out = windows(train, length), windows(dev.beginning(_DEV_TOKENS), length)
+    out.mkdir(parents=True, exist_ok=True)
+    checkpoint = out / _CHECKPOINT
+    if checkpoint.exists():
+        training.load(checkpoint)
+    else:
+        training.measure(held_out)
+    saved_at, spent = time.monotonic(), training.spent
     while spent.spent < 1:
-        for inputs, targets in batches(texts, random):
-            spent.start()
-            model.train()
-            optimiser.param_groups[0]["lr"] = settings.rate * spent.rate
-            count = int((targets != _IGNORED).sum())
-            optimiser.zero_grad(set_to_none=True)
-            (_loss(model, inputs, targets) / count).backward()
-            torch.nn.utils.clip_grad_norm_(parameters, 1.0)
-            optimiser.step()
-            spent.stop()
-            steps, tokens = steps + 1, tokens + count
-            if spent.spent * _EVALUATIONS >= len(curve):
-                curve.append((spent.core_seconds, mean_loss(model, held_out)))
-                if curve[-1][1] < best:
-                    best, kept = curve[-1][1], [each.detach().clone() for each in parameters]
+        training.passes += 1
+        for inputs, targets in batches(texts, np.random.default_rng([1, training.passes])):
+            training.step(inputs, targets)
+            if training.should_measure:
+                training.measure(held_out)
+            if time.monotonic() - saved_at > _BETWEEN_CHECKPOINTS:
+                training.save(checkpoint)
+                saved_at = time.monotonic()
             if spent.spent >= 1:
                 break
-    if out is not None:
-        with torch.no_grad():
-            for parameter, value in zip(parameters, kept):
-                parameter.copy_(value)
-        _save_merged(model, folder, out)
+    save_file(training.best, out / _ADAPTER)
+    checkpoint.unlink(missing_ok=True)
+    losses = [loss for _, loss in training.curve]
+    times, counts = (spent.core_seconds, spent.seconds), (training.steps, training.tokens)
     return LoraRun(
-        asdict(settings), budget, spent.core_seconds, spent.seconds, steps, tokens, before, best, curve=curve
+        *(asdict(settings), budget, *times, *counts, losses[0], min(losses)), training.curve, str(out / _ADAPTER)
     )
 
 
-def _save_merged(model: Any, folder: Path, out: Path) -> None:
-    """Writes the model with LoRA merged into its weights, and the tokeniser."""
+def merge_lora(folder: Path, run: dict[str, Any], out: Path) -> Path:
+    """Writes a model with the parameters of a training merged into its weights, and its tokeniser; returns its folder.
+
+    `run` is a `LoraRun` as JSON.
+    """
     from transformers import AutoTokenizer
 
-    merged = model.merge_and_unload()
-    merged.save_pretrained(out, safe_serialization=True)
-    AutoTokenizer.from_pretrained(folder).save_pretrained(out)
+    if out.exists():
+        return out
+    model = with_lora(folder, LoraSettings(**run["settings"]))
+    parameters = _trained(model)
+    with torch.no_grad():
+        for name, value in load_file(run["adapter"]).items():
+            parameters[name].copy_(value)
+    unfinished = out.with_name(out.name + ".unfinished")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    model.merge_and_unload().save_pretrained(unfinished, safe_serialization=True)
+    AutoTokenizer.from_pretrained(folder).save_pretrained(unfinished)
+    unfinished.rename(out)
+    return out

@@ -40,7 +40,7 @@ class AttachSettings(Settings):
     """Number of training positions that the mixture learns from."""
     own_text: int = Field(default=0, ge=0)
     """Number of tokens that the model writes by itself, for the mixture to learn where the memory has no part (try
-    3,072); 0: none."""
+    12,288); 0: none."""
     held_out: int = Field(default=20_000, gt=0)
     """Highest number of dev positions for calibration, and of test positions for measuring."""
     search: float = Field(default=1.0, gt=0, le=1)
