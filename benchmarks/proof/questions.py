@@ -110,8 +110,8 @@ class AnswerFigures:
 
     def ratio(self, parts: Sequence[float], wholes: Sequence[float]) -> dict[str, float]:
         """Returns the sum of some parts divided by that of the wholes, each of one question."""
-        sums = [intervals.sums_by_group(each, self._paragraphs) for each in (parts, wholes)]
-        return asdict(intervals.of_ratio(*sums, SEED))
+        above, below = (intervals.sums_by_group(each, self._paragraphs) for each in (parts, wholes))
+        return asdict(intervals.of_ratio(above, below, SEED))
 
     def column(self, name: str, *, answered: bool = False) -> list[float]:
         """Returns a score of every answer; `answered`: 0 for those that do not hold a reference."""

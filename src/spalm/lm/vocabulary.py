@@ -12,16 +12,16 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from spalm.lm.cross_entropy import SummedCrossEntropy, cross_entropy, training_cross_entropy
+from spalm.lm.cross_entropy import CrossEntropy, Reduction, cross_entropy, training_cross_entropy
 
 
 def _in_single_precision(method: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Makes a method compute in single precision at least, whatever the network around it uses."""
 
     @wraps(method)
-    def wrapped(self, hidden: Tensor, *rest: Any) -> Tensor:
+    def wrapped(self, hidden: Tensor, *rest: Any, **options: Any) -> Tensor:
         with torch.autocast(hidden.device.type, enabled=False):
-            return method(self, hidden if hidden.dtype == torch.float64 else hidden.float(), *rest)
+            return method(self, hidden if hidden.dtype == torch.float64 else hidden.float(), *rest, **options)
 
     return wrapped
 
@@ -47,20 +47,19 @@ class Vocabulary(nn.Module):
         """Returns log p of every token."""
         return F.log_softmax(F.linear(hidden, self.table), dim=-1)
 
-    def loss(self, hidden: Float[Tensor, "n width"], targets: Int[Tensor, "n"]) -> Float[Tensor, ""]:
-        """Returns minus the sum of the targets' log-probabilities, to train with."""
-        return self._loss(hidden, targets, training_cross_entropy(hidden.device))
+    def loss(self, hidden: Float[Tensor, "n width"], targets: Int[Tensor, "n"], reduction: Reduction = "sum") -> Tensor:
+        """Returns minus the targets' log-probabilities, summed or one for each row, to train with."""
+        return self._cost(hidden, targets, cross_entropy=training_cross_entropy(hidden.device), reduction=reduction)
 
-    @_in_single_precision
-    def _loss(self, hidden: Tensor, targets: Tensor, cross_entropy: SummedCrossEntropy) -> Tensor:
-        return cross_entropy(hidden, self.table, targets)
-
-    @_in_single_precision
     def target_log_probabilities(
         self, hidden: Float[Tensor, "n width"], targets: Int[Tensor, "n"]
     ) -> Float[Tensor, "n"]:
         """Returns log p of each row's target."""
-        return -cross_entropy(hidden, self.table, targets, reduction="none")
+        return -self._cost(hidden, targets, cross_entropy=cross_entropy, reduction="none")
+
+    @_in_single_precision
+    def _cost(self, hidden: Tensor, targets: Tensor, *, cross_entropy: CrossEntropy, reduction: Reduction) -> Tensor:
+        return cross_entropy(hidden, self.table, targets, reduction=reduction)
 
 
 class AdaptiveVocabulary(nn.Module):
@@ -148,23 +147,21 @@ class AdaptiveVocabulary(nn.Module):
                 choices.append((rows, (self._into(cluster, hidden[rows]), self.tables[cluster], local)))
         return choices
 
-    def loss(self, hidden: Float[Tensor, "n width"], targets: Int[Tensor, "n"]) -> Float[Tensor, ""]:
-        """Returns minus the sum of the targets' log-probabilities, to train with."""
-        return self._loss(hidden, targets, training_cross_entropy(hidden.device))
+    def loss(self, hidden: Float[Tensor, "n width"], targets: Int[Tensor, "n"], reduction: Reduction = "sum") -> Tensor:
+        """Returns minus the targets' log-probabilities, summed or one for each row, to train with."""
+        return self._cost(hidden, targets, cross_entropy=training_cross_entropy(hidden.device), reduction=reduction)
 
-    @_in_single_precision
-    def _loss(self, hidden: Tensor, targets: Tensor, cross_entropy: SummedCrossEntropy) -> Tensor:
-        total, *others = (cross_entropy(*choice) for _, choice in self._choices(hidden, targets))
-        for cost in others:
-            total = total + cost
-        return total
-
-    @_in_single_precision
     def target_log_probabilities(
         self, hidden: Float[Tensor, "n width"], targets: Int[Tensor, "n"]
     ) -> Float[Tensor, "n"]:
         """Returns log p of each row's target."""
-        total = hidden.new_zeros(len(targets))
-        for rows, choice in self._choices(hidden, targets):
-            total = total.index_add(0, rows, -cross_entropy(*choice, reduction="none"))
+        return -self._cost(hidden, targets, cross_entropy=cross_entropy, reduction="none")
+
+    @_in_single_precision
+    def _cost(self, hidden: Tensor, targets: Tensor, *, cross_entropy: CrossEntropy, reduction: Reduction) -> Tensor:
+        (_, total), *others = (
+            (rows, cross_entropy(*choice, reduction=reduction)) for rows, choice in self._choices(hidden, targets)
+        )
+        for rows, cost in others:
+            total = total + cost if reduction == "sum" else total.index_add(0, rows, cost)
         return total

@@ -42,9 +42,11 @@ class Spalm(nn.Module):
 
     def loss(self, output: GateOutput, targets: Int[Tensor, "batch time"]) -> Float[Tensor, ""]:
         """Returns minus the sum of the targets' log-probabilities."""
+        vectors, wanted = output.vectors.flatten(0, 1), targets.flatten()
         if output.copied is None:
-            return self.base.vocabulary.loss(output.vectors.flatten(0, 1), targets.flatten())
-        return -output.target_log_probabilities(self.base, targets).sum()
+            return self.base.vocabulary.loss(vectors, wanted)
+        costs = self.base.vocabulary.loss(vectors, wanted, "none")
+        return -output.copied.flatten().target_log_probabilities(-costs, wanted).sum()
 
     @property
     def device(self) -> torch.device:
