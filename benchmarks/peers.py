@@ -5,6 +5,7 @@ trained) is built once; its search settings are tried from cheap to expensive on
 reached, and that setting is timed. Searches that treat queries one by one are timed on some of them and scaled up.
 """
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stdout
@@ -77,15 +78,30 @@ class SetUp:
         return timed(self.sample, part, setting)[0] * count / len(part)
 
 
-def measure(set_up: SetUp, keys: np.ndarray, truth: Truth, targets: list[float]) -> Iterator[tuple[float, float, str]]:
-    """Yields (recall, seconds of the whole job, settings) for each target; the last may fall short of its target."""
+def measure(
+    set_up: SetUp, keys: np.ndarray, truth: Truth, targets: list[float], *, longest: float = math.inf
+) -> Iterator[tuple[float, float, str]]:
+    """Yields (recall, seconds of the whole job, settings) for each target; the last may fall short of its target.
+
+    With `longest`, a job is not timed, and its seconds are infinite, if it falls short of its target or if it treats
+    queries one by one and the sampled ones let expect that it takes more than twice as long.
+    """
     settings = iter(set_up.settings)
-    recall, setting = 0.0, 0
+    recall, setting, expected, timed_at, seconds = 0.0, None, 0.0, None, 0.0
     for target in targets:
         while recall < target and (following := next(settings, None)) is not None:
             setting = following
-            recall = truth.recall(keys, without_itself(set_up.sample(truth.rows, setting), truth.rows))
-        yield recall, set_up.build_seconds + set_up.seconds(setting, len(keys)), f"{set_up.name}, {setting}"
+            sampled, ids = timed(set_up.sample, truth.rows, setting)
+            expected = set_up.build_seconds + sampled * len(keys) / len(truth.rows)
+            recall = truth.recall(keys, without_itself(ids, truth.rows))
+        name = f"{set_up.name}, {setting}".removesuffix(", ")
+        too_long = set_up.together is None and expected > 2 * longest
+        if longest < math.inf and (recall < target or too_long):
+            yield recall, math.inf, name + (f", about {expected:.0f} s by {len(truth.rows):,} queries" * too_long)
+        else:
+            if timed_at != setting:
+                seconds, timed_at = set_up.build_seconds + set_up.seconds(setting, len(keys)), setting
+            yield recall, seconds, name
         if recall < target:
             return
 
@@ -207,7 +223,7 @@ def scann(keys: np.ndarray, neighbours: int, leaves: int) -> Iterator[tuple[str,
         ids, _ = searcher.search_batched_parallel(
             keys[rows], leaves_to_search=setting[0], pre_reorder_num_neighbors=setting[1]
         )
-        return ids.astype(np.int64)
+        return np.where(ids < len(keys), ids, -1).astype(np.int64)  # where it has found fewer
 
     pairs = [(4, 60), (8, 100), (16, 200), (32, 200), (32, 400), (64, 800), (128, 1600)]
     yield "ScaNN", SetUp(f"{leaves} leaves, AH, (searched, re-ranked)", seconds, pairs, search)

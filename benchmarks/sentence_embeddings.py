@@ -82,16 +82,19 @@ class SentenceModel:
 
 
 def sentence_embeddings(folder: Path, size: int) -> np.ndarray:
-    """Returns `size` embeddings; makes those that are not in `folder` yet."""
+    """Returns `size` embeddings, or as many as there are passages; makes those that are not in `folder` yet."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f"{number:05}.npy" for number in range(-(-size // _PART))]
     if not all(path.exists() for path in paths):
-        texts, model = passages(locate("wikipedia/train.txt.gz")), SentenceModel()
+        text = locate("wikipedia/train.txt.gz")
+        there = sum(1 for _ in islice(passages(text), len(paths) * _PART)) // _PART * _PART
+        if there < size:
+            say(f"{text} has {there:,} passages in whole files of {_PART:,}: these are taken instead of {size:,}")
+            paths = paths[: there // _PART]
+        texts, model = passages(text), SentenceModel()
         with bar("embed passages", size) as shown:
             for path in paths:
                 part = list(islice(texts, _PART))
-                if len(part) < _PART:
-                    raise SystemExit(f"the text has fewer than {size:,} passages; give a smaller --size")
                 if not path.exists():
                     with replacing(path) as unfinished, unfinished.open("wb") as file:
                         np.save(file, model.embed(part))

@@ -183,6 +183,7 @@ def test_what_a_join_reads_is_counted():
         ("faiss", "_faiss_descent"),
         ("pynndescent", "_pynndescent"),
         ("hnswlib", "_hnswlib"),
+        ("faiss", "_faiss_hnsw"),
         ("usearch", "_usearch"),
         ("scann", "_scann"),
     ],
@@ -203,3 +204,57 @@ def test_every_peer_of_the_graph_reaches_the_recall(library, candidates):
             assert seconds > 0
     assert best
     assert min(best.values()) >= 0.95
+
+
+@pytest.mark.slow
+def test_a_set_up_that_takes_too_long_is_stopped_and_the_next_one_is_measured(tmp_path):
+    import numpy as np
+
+    import measuring_process as measuring
+    import peers
+    from support.arrays import clustered
+
+    keys = clustered(3001, 24, 0).astype(np.float32)
+    np.save(tmp_path / "keys.npy", keys)
+    truth = peers.Truth.of(keys, 5, 211, 1)
+    process = measuring.MeasuringProcess(measuring.Subject(tmp_path / "keys.npy", 5, truth, [0.9]))
+    try:
+        system, name = "faiss big_batch_search", "IVF64"
+        with pytest.raises(measuring.NotMeasured, match="stopped: building took more than 0 s"):
+            list(process.peer(system, name, 0.0))
+        ((recall, seconds, settings),) = process.peer(system, name, 100.0)
+        assert recall >= 0.9
+        assert 0 < seconds < 100
+        assert settings.startswith("IVF64, ")
+        assert process.ours(0.9)[0] >= 0.9
+        with pytest.raises(measuring.NotMeasured, match="failed while beginning"):
+            list(process.peer("nobody", "nothing", 100.0))
+    finally:
+        process.stop()
+
+
+def test_a_search_is_not_timed_that_falls_short_or_would_take_too_long():
+    import math
+
+    import numpy as np
+
+    import peers
+
+    keys = np.random.default_rng(0).standard_normal((101, 3)).astype(np.float32)
+    truth = peers.Truth.of(keys, 2, 11, 1)
+    order = np.argsort(((keys[:, None] - keys[None]) ** 2).sum(2), axis=1)
+    timed = []
+
+    def search(rows, count):
+        timed.append(len(rows))
+        return np.column_stack([order[rows, :count], np.full((len(rows), 3 - count), -1)])
+
+    short = list(peers.measure(peers.SetUp("a", 1.0, [2], search), keys, truth, [0.9], longest=9.0))
+    assert short == [(0.5, math.inf, "a, 2")]
+    slow = list(peers.measure(peers.SetUp("b", 1.0, [2, 3], search), keys, truth, [0.9], longest=0.1))
+    assert [(each[0], each[1]) for each in slow] == [(1.0, math.inf)]
+    assert "by 11 queries" in slow[0][2]
+    assert timed == [11, 11, 11]
+    twice = list(peers.measure(peers.SetUp("c", 1.0, [2, 3], search), keys, truth, [0.4, 0.5, 0.9], longest=9.0))
+    assert twice[0] == twice[1]
+    assert timed[3:] == [11, 101, 11, 101]

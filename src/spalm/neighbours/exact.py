@@ -14,6 +14,8 @@ _QUERIES = 1024
 """Queries that share a pass over the keys."""
 _KEYS, _QUERIES_AT_ONCE = 1024, 256
 """Keys and queries whose scores one thread holds at a time: few enough to stay in its cache."""
+_GATHERED = 16 << 20
+"""Bytes of candidates that are compared whole at a time."""
 _TASK = 1 << 17
 """Keys of one thread's task: fixed, so that results do not depend on the number of threads."""
 
@@ -36,7 +38,10 @@ def exact_search(
     for first, last in chunks(0, len(queries), _QUERIES):
         part = np.ascontiguousarray(queries[first:last], np.float32)
         best = _topk(part, keys, count, parallel=parallel, exclusion=exclusion[first:last])
-        gaps = ((keys.take(best.rows.clip(0)).astype(np.float32) - part[:, None]) ** 2).sum(2)
+        gaps = np.empty(best.rows.shape, np.float32)
+        for begin, end in chunks(0, len(part), max(1, _GATHERED // (4 * count * keys.width))):
+            candidates = keys.take(best.rows[begin:end].clip(0)).astype(np.float32)
+            gaps[begin:end] = ((candidates - part[begin:end, None]) ** 2).sum(2)
         gaps[best.rows == MISSING] = np.inf
         order = np.argsort(gaps, axis=1, kind="stable")
         rows[first:last] = np.take_along_axis(best.rows, order, 1)

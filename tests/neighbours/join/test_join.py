@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from spalm.neighbours import MISSING, Exclusion, serial_map
-from spalm.neighbours.join.join import Join, JoinPlan, JoinQueries, JoinTask
+from spalm.neighbours.join.join import Join, JoinPlan, JoinQueries, JoinTask, Visits
 from spalm.neighbours.join.layout import PartitionedVectors, partition_on_disk
 from spalm.neighbours.join.tuning import RecallSample, tune_join
 from spalm.neighbours.kernels import distances_to_rows
@@ -57,6 +57,24 @@ def test_looking_everywhere_is_exact(tmp_path, exclusion, width):
         assert position not in row
         assert not exclusion.window or all(abs(row - position) > exclusion.window)
         assert not exclusion.document or all(documents[row] != documents[position])
+
+
+def test_a_partition_that_is_packed_in_parts_is_searched_whole(tmp_path):
+    keys = Array(clustered(701, 2053, 0))
+    own = ordered(keys, tmp_path, partitions=1, width=2053)
+    join = Join(task(own, 701), EVERYWHERE)
+    _, _, distances = distances_of(join, keys)
+    np.testing.assert_allclose(distances, brute_force(keys, keys, COUNT, Exclusion()), rtol=1e-3, atol=1e-3)
+
+
+def test_partitions_without_keys_are_visited(tmp_path):
+    own = ordered(Array(clustered(601, 11, 0)), tmp_path)
+    own.starts[1:] = own.starts[1]
+    join = Join(task(own, 1), EVERYWHERE)
+    empty = np.full(1, 3, np.int32)
+    best = join.new_topk(np.zeros(1, np.int64))
+    join.visit(own.scan(np.zeros(1, np.int64)), best, Visits(np.zeros(1, np.int32), empty, np.zeros(1, np.float32)))
+    assert (best.rows == MISSING).all()
 
 
 @pytest.mark.parametrize("copies", [2, 30, 300])

@@ -1,5 +1,6 @@
 """The making of a graph of neighbours: vectors are read once, searched, and the result is put where it belongs."""
 
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Unpack
@@ -21,7 +22,7 @@ from spalm.neighbours.join.cost import RamBudget
 from spalm.neighbours.scratch_files import map_array
 from spalm.paths import user_path
 
-_BYTES_OF_A_HASH = 40
+_BYTES_OF_A_HASH = 48
 """Bytes for each vector while copies are looked for."""
 
 
@@ -61,10 +62,10 @@ def knn_graph(
             f"{given[-1].name}: width {given[-1].width}, and the vectors have {given[0].width}; give the same"
         )
     few = compares_all(len(given[0]), len(given[-1]))
-    hashed = not few and _BYTES_OF_A_HASH * len(given[0]) < budget.ram // 2
+    hashed = not few and _BYTES_OF_A_HASH * len(given[0]) < budget.usable
     surveys = [survey_vectors(each, settings.metric, hashed=hashed and each is given[0]) for each in given]
-    hashes = surveys[0].hashes
-    copies = None if hashes is None else find_copies(given[0], hashes)
+    copies = None if surveys[0].hashes is None else find_copies(given[0], surveys[0].hashes)
+    surveys = [replace(each, hashes=None) for each in surveys]  # they are not needed any more, and large
     space = SearchSpace.of(settings.metric, given, surveys)
     search = GraphSearch(settings, space, given, copies, budget, execution)
     if out is not None:

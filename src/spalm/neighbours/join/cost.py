@@ -60,27 +60,27 @@ class RamBudget:
             )
 
     @property
-    def _usable(self) -> int:
+    def usable(self) -> int:
         """Bytes that are left beside the libraries."""
         return self.ram - _LIBRARIES
 
     @property
     def room(self) -> int:
         """Bytes of mapped files that a process has in RAM at a time."""
-        return max(64 << 20, self._usable // 3 // (self.workers if self.processes else 1))
+        return max(64 << 20, self.usable // 3 // (self.workers if self.processes else 1))
 
     def queries(self, scan_width: int, kept: int, visits: float) -> int:
         """Returns the size of a block of queries: their vectors, best rows and visits take half of the budget."""
         each = 4 * scan_width + 32 * kept + 64 * visits + 512
-        return max(1000, min(_MOST_QUERIES, int(self._usable / 2 / self.workers / each)))
+        return max(1000, min(_MOST_QUERIES, int(self.usable / 2 / self.workers / each)))
 
     def rows(self, key_bytes: int) -> int:
         """Returns how many rows are moved to their partitions at a time: more of them make longer writes."""
-        return max(4096, min(1 << 21, self._usable // 8 // (key_bytes + 64)))
+        return max(4096, min(1 << 21, self.usable // 8 // (key_bytes + 64)))
 
     def points(self, width: int) -> int:
         """Returns the most sampled keys from which the scan space and the partitions may be learned."""
-        return max(4096, self._usable // 6 // (4 * width))
+        return max(4096, self.usable // 6 // (4 * width))
 
 
 @dataclass(frozen=True)

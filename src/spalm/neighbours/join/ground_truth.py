@@ -15,7 +15,9 @@ from spalm.neighbours.topk import TopK
 _ROUNDING = 2.0**-8
 """Error allowed for a distance, as a share of the lengths that are rounded to bfloat16."""
 _QUERIES = 512
-"""Queries of one thread's task."""
+"""Most queries of one thread's task."""
+_VISITS = 1 << 21
+"""Most visits of one thread's task: of hard vectors, every query crosses every border."""
 _PARTITIONS = 1024
 """Partitions whose borders are looked at together."""
 _ROOMS = (4, 16)
@@ -43,6 +45,7 @@ def exact_neighbours(
     true, distances = np.full((len(rows), count), MISSING, np.int64), np.full((len(rows), count), np.inf, np.float32)
     scan_ranks = np.broadcast_to(np.arange(count), (len(rows), count)).copy()  # where they are not counted
     bounded = np.flatnonzero(np.isfinite(within))
+    together = max(16, min(_QUERIES, _VISITS // len(join.centres)))
 
     def search(task: tuple[int, int]) -> Int[np.ndarray, "left"]:
         """Finds the neighbours of some of the queries; returns those that have too many candidates."""
@@ -65,7 +68,7 @@ def exact_neighbours(
             left = left[~fits]
         return some[left]
 
-    others = [np.flatnonzero(np.isinf(within)), *parallel(search, chunks(0, len(bounded), _QUERIES))]
+    others = [np.flatnonzero(np.isinf(within)), *parallel(search, chunks(0, len(bounded), together))]
     compared = np.concatenate(others)
     true[compared], distances[compared] = exact_search(
         join.queries.vectors.take(rows[compared]).astype(np.float32),

@@ -34,7 +34,7 @@ from spalm.neighbours.vectors import Vectors, key_type
 _TASK = 1 << 13
 """Rows that one thread moves, or converts, at a time."""
 _FETCHED, _AROUND = 1 << 10, 64 << 10
-"""Whole keys that are fetched from anywhere at a time, and the bytes that the system may map for each."""
+"""Most rows that are fetched from anywhere at a time, and the bytes that the system may map for each."""
 _LAYOUT = 2
 """Version of the layout: what a run of an earlier one has left unfinished is made again."""
 _LOOKED_AFTER = 2 << 20
@@ -47,6 +47,7 @@ class PartitionedVectors:
     def __init__(self, directory: Path, partitions: Partitions, width: int, *, dtype: str = "<f2", room: int = 1 << 30):
         self.partitions = partitions
         self._room, self._touched, self._before = room, 0, resident_file_bytes()
+        self._fetched = max(16, min(_FETCHED, room // 8 // _AROUND))
         self.starts = np.fromfile(directory / "starts", "<i8")
         count = int(self.starts[-1])
         self.width = width
@@ -73,15 +74,19 @@ class PartitionedVectors:
 
     def take(self, rows: Int[np.ndarray, "*n"]) -> Float[np.ndarray, "*n width"]:
         """Returns the whole keys of any rows."""
-        self._touch(np.size(rows), self._key_bytes)
-        return self.whole[rows]
+        flat = np.ravel(rows)
+        found = np.empty((len(flat), self.width), self.whole.dtype)
+        for first, last in chunks(0, len(flat), self._fetched):
+            self._touch(last - first, _AROUND)
+            found[first:last] = self.whole[flat[first:last]]
+        return found.reshape(*np.shape(rows), self.width)
 
     def squared_distances(
         self, vectors: Float[np.ndarray, "n width"], rows: Int[np.ndarray, "n count"]
     ) -> Float[np.ndarray, "n count"]:
         """Returns squared distances of vectors to the whole keys of their rows; infinite where a row is MISSING."""
         found = np.empty(rows.shape, np.float32)
-        for first, last in chunks(0, len(rows), max(1, _FETCHED // max(1, rows.shape[1]))):
+        for first, last in chunks(0, len(rows), max(1, self._fetched // max(1, rows.shape[1]))):
             self._touch((last - first) * rows.shape[1], _AROUND)
             part = rows[first:last], vectors[first:last], found[first:last]
             if self.whole.dtype == np.float32:
@@ -108,14 +113,17 @@ class PartitionedVectors:
 
     def relative(self, rows: slice | np.ndarray) -> Float[Tensor, "rows width"]:
         """Returns rows in the scan space, relative to their partitions' centres and in single precision."""
-        self._touch(rows.stop - rows.start if isinstance(rows, slice) else len(rows), self.scan_bytes)
+        if isinstance(rows, slice):
+            self.will_scan(rows.stop - rows.start)
+        else:
+            self._touch(len(rows), _AROUND)
         return from_pairs(self.pairs[rows], self.partitions.space.width)
 
     def scan(self, rows: Int[np.ndarray, "rows"]) -> Float[Tensor, "rows width"]:
         """Returns rows in the scan space, in single precision; they are as exact as bfloat16 is near the centres."""
         found = torch.empty(len(rows), self.partitions.space.width)
         centres, own = torch.from_numpy(self.partitions.centres), torch.from_numpy(self.partition_of(rows))
-        for first, last in chunks(0, len(rows), _TASK):  # of the whole, there is room for one copy only
+        for first, last in chunks(0, len(rows), self._fetched):  # of the whole, there is room for one copy only
             found[first:last] = self.relative(rows[first:last])
             found[first:last] += centres.index_select(0, own[first:last])
         return found

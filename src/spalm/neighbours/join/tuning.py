@@ -111,11 +111,13 @@ def tune_join(task: JoinTask, sample: RecallSample, target: float) -> TunedPlan:
         out_of_reach = findable.sum() < target * exist.sum()
         costs.append((out_of_reach, scanned + _FETCHING * kept * keys.width))
     plan = plans[costs.index(min(costs))]
+    most = plans[-1].kept
     while True:
         found = sample.recall(Join(task, plan).neighbours_of(sample.rows).distances)
-        if found >= target or (plan.reach >= 1 and plan.near >= NEAR):
+        if found >= target or (plan.reach >= 1 and plan.near >= NEAR and plan.kept >= most):
             return TunedPlan(plan, found, places.visits(plan.near, plan.reach))
-        plan = replace(plan, near=NEAR, kept=max(each.kept for each in plans), reach=min(1.0, plan.reach * _FURTHER))
+        kept = next((each.kept for each in plans if each.kept > plan.kept), most)  # not all at once: each costs time
+        plan = replace(plan, near=NEAR, kept=kept, reach=min(1.0, plan.reach * _FURTHER))
 
 
 def _reach(

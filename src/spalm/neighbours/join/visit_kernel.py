@@ -8,6 +8,8 @@ from spalm.neighbours.bfloat16 import TILE_KEYS, TILE_QUERIES, WORDS, multiply_t
 _compiled = compiled(fastmath={"nsz", "reassoc", "contract"})
 _LINE = 64
 """Bytes of a line of the cache, at which panels begin."""
+_PACKED = 2 << 20
+"""Bytes of keys that are packed at a time: a partition of vectors that are almost equal may hold very many."""
 
 
 @_compiled
@@ -87,7 +89,7 @@ def visit_partitions(
     width, last, most = WORDS * pairs.shape[1], scores.shape[1] - 1, 0
     for i in range(len(partition)):
         most = max(most, starts[partition[i] + 1] - starts[partition[i]])
-    most = -(-most // TILE_KEYS)
+    most = max(1, min(-(-most // TILE_KEYS), _PACKED // (4 * TILE_KEYS * width)))
     room = np.empty(most * width * TILE_KEYS + _LINE // 4, np.uint32)
     begin = (-room.ctypes.data % _LINE) // 4
     panels = room[begin : begin + most * width * TILE_KEYS].reshape(most, width, TILE_KEYS)
@@ -100,43 +102,44 @@ def visit_partitions(
         number, end = partition[begin], begin
         while end < len(query) and partition[end] == number:
             end += 1
-        first, size = starts[number], starts[number + 1] - starts[number]
-        count = -(-size // TILE_KEYS)
-        _pack(pairs[first : first + size], panels[:count])
-        for key in range(size):
-            norms[key] = -half_norms[first + key]
-        norms[size : count * TILE_KEYS] = -np.inf
-        for tile in range(begin, end, TILE_QUERIES):
-            together = min(TILE_QUERIES, end - tile)
-            bars[together:] = np.inf
-            for i in range(together):
-                q = query[tile + i]
-                halves[i] = _relative(vectors[q], centres[number], relative[i])
-                bars[i] = scores[q, last] + halves[i]
-            for panel in range(count):
-                multiply_tile(  # pyright: ignore[reportCallIssue]  # numba adds the first argument
-                    relative.ctypes.data,
-                    panels.ctypes.data + panel * width * TILE_KEYS * 4,
-                    width,
-                    norms.ctypes.data + panel * TILE_KEYS * 4,
-                    bars.ctypes.data,
-                    found.ctypes.data,
-                    masks.ctypes.data,
-                )
+        for first in range(starts[number], starts[number + 1], most * TILE_KEYS):
+            size = min(starts[number + 1] - first, most * TILE_KEYS)
+            count = -(-size // TILE_KEYS)
+            _pack(pairs[first : first + size], panels[:count])
+            for key in range(size):
+                norms[key] = -half_norms[first + key]
+            norms[size : count * TILE_KEYS] = -np.inf
+            for tile in range(begin, end, TILE_QUERIES):
+                together = min(TILE_QUERIES, end - tile)
+                bars[together:] = np.inf
                 for i in range(together):
-                    mask = masks[i]
-                    if mask == 0:
-                        continue
                     q = query[tile + i]
-                    while mask != 0:
-                        j = trailing_zeros(mask)
-                        mask &= mask - np.uint32(1)
-                        row, score = first + panel * TILE_KEYS + j, found[i, j] - halves[i]
-                        if (
-                            score > scores[q, last]
-                            and abs(labels[row] - own_ids[q]) > window
-                            and not (by_document and documents[row] == own_documents[q])
-                        ):
-                            _insert(scores[q], rows[q], score, row)
+                    halves[i] = _relative(vectors[q], centres[number], relative[i])
                     bars[i] = scores[q, last] + halves[i]
+                for panel in range(count):
+                    multiply_tile(  # pyright: ignore[reportCallIssue]  # numba adds the first argument
+                        relative.ctypes.data,
+                        panels.ctypes.data + panel * width * TILE_KEYS * 4,
+                        width,
+                        norms.ctypes.data + panel * TILE_KEYS * 4,
+                        bars.ctypes.data,
+                        found.ctypes.data,
+                        masks.ctypes.data,
+                    )
+                    for i in range(together):
+                        mask = masks[i]
+                        if mask == 0:
+                            continue
+                        q = query[tile + i]
+                        while mask != 0:
+                            j = trailing_zeros(mask)
+                            mask &= mask - np.uint32(1)
+                            row, score = first + panel * TILE_KEYS + j, found[i, j] - halves[i]
+                            if (
+                                score > scores[q, last]
+                                and abs(labels[row] - own_ids[q]) > window
+                                and not (by_document and documents[row] == own_documents[q])
+                            ):
+                                _insert(scores[q], rows[q], score, row)
+                        bars[i] = scores[q, last] + halves[i]
         begin = end
